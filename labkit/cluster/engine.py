@@ -1,0 +1,91 @@
+"""The program that each rank runs: an ipyparallel engine that starts quickly.
+
+ipyparallel gives every engine a watcher process (its "nanny"), which passes on signals and reports the engine's death,
+and starts it as a new interpreter that imports everything again: as much work as the engine itself.  Here the watcher
+is forked from the engine right after its imports, before MPI and any thread is up.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import IO, Any
+
+from ipyparallel.engine.app import IPEngine
+from ipyparallel.engine.nanny import KernelNanny
+from traitlets.config import Config
+
+__all__ = ["Engine", "main"]
+
+
+class ForkedWatcher:
+    """A watcher process that waits, forked, until it is told whom to watch."""
+
+    def __init__(self) -> None:
+        orders_out, orders_in = os.pipe()
+        answer_out, answer_in = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(orders_in)
+            os.close(answer_out)
+            self._watch(orders_out, answer_in)
+        os.close(orders_out)
+        os.close(answer_in)
+        self.orders: IO[bytes] = os.fdopen(orders_in, "wb")
+        # The watcher takes the closing of this pipe as its engine's end: it stays open as long as the engine lives.
+        self.answer: IO[str] = os.fdopen(answer_out, "r")
+
+    @staticmethod
+    def _watch(orders: int, answer: int) -> None:
+        """The watcher's whole life."""
+        os.setsid()  # signals to the engine's group are not for the watcher
+        try:
+            with os.fdopen(orders, "rb") as pipe:
+                told = pipe.read()
+            if told:  # nothing: the engine ended before it had registered
+                KernelNanny.main(**pickle.loads(told), pipe=os.fdopen(answer, "w", buffering=1))
+        finally:
+            os._exit(0)
+
+    def start(self, **settings: Any) -> str:
+        """Tell the watcher whom to watch; gives the address through which the engine takes control messages."""
+        self.orders.write(pickle.dumps(settings | {"pid": os.getpid()}))
+        self.orders.close()
+        url = self.answer.readline().strip()
+        if not url:
+            raise RuntimeError(
+                "The watcher process of this rank ended at its start; the profile's log folder tells why."
+            )
+        return url
+
+
+class Engine(IPEngine):
+    """An ipyparallel engine whose watcher was forked beforehand."""
+
+    watcher: ForkedWatcher
+
+    def start_nanny(self, control_url: str) -> tuple[str, ForkedWatcher]:
+        """Put the waiting watcher to work (ipyparallel calls this when the engine registers)."""
+        config = Config()
+        config.Session = self.config.Session
+        url = self.watcher.start(
+            engine_id=self.id,
+            identity=self.bident,
+            control_url=control_url,
+            curve_serverkey=self.curve_serverkey,
+            curve_secretkey=self.curve_secretkey,
+            curve_publickey=self.curve_publickey,
+            registration_url=self.registration_url,
+            config=config,
+        )
+        return url, self.watcher
+
+
+def main() -> None:
+    """Run one engine."""
+    Engine.watcher = ForkedWatcher()
+    Engine.launch_instance()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""The lab: ranks that are started, joined, asked and stopped."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from labkit.cluster import remote
+from labkit.cluster.bring_up import Progress, RankInfo, World, bring_up, introductions
+from labkit.cluster.card import RankStatus, card_html, card_text
+from labkit.cluster.cells import Cell, CellError, CellInterrupted, rank_list
+from labkit.cluster.errors import ClusterError
+from labkit.cluster.output import CellOutput
+from labkit.cluster.sessions import Session, sessions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from labkit.charts.live import Live
+    from labkit.telemetry import Collector
+
+__all__ = ["Lab", "connect", "current", "facts", "start", "stop"]
+
+_current: Lab | None = None
+_last_facts: dict[str, list[str]] = {}
+
+
+class Lab:
+    """Ranks of one MPI world, driven from here.
+
+    Made by `labkit.start()` or `labkit.connect()`.  As the last line of a cell it shows itself as a card.
+
+    Attributes
+    ----------
+    ranks
+        Who the ranks are, in rank order.
+    client
+        ipyparallel's client, for whatever labkit has no name for.
+    after_cell
+        Functions called in the main thread after every `%%px` cell.
+    last
+        The last cell that ran: `lab.last.text(rank, "stdout")`.
+    """
+
+    def __init__(self, world: World, *, owned: bool, profile: str = "local") -> None:
+        self._world = world
+        self.owned = owned
+        self.profile = profile
+        self.after_cell: list[Callable[[], None]] = []
+        self.last: Cell | None = None
+        self._collector: Collector | None = None
+        self._register()
+
+    def _register(self) -> None:
+        global _current
+        _current = self
+        from labkit.cluster.magics import register
+
+        register()
+
+    # ---- who is there -------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Any:
+        """ipyparallel's client."""
+        return self._world.client
+
+    @property
+    def ranks(self) -> list[RankInfo]:
+        """Who the ranks are, in rank order."""
+        return self._world.ranks
+
+    @property
+    def size(self) -> int:
+        """World size."""
+        return len(self._world.ranks)
+
+    @property
+    def session(self) -> Session:
+        """The record of this lab on this machine."""
+        return self._world.session
+
+    @property
+    def running(self) -> bool:
+        """Whether the lab's controller still runs."""
+        return self.session.running
+
+    @property
+    def view(self) -> Any:
+        """ipyparallel's view on all ranks, in rank order; it does not wait."""
+        view = self.client[[info.engine for info in self.ranks]]
+        view.block = False
+        return view
+
+    def status(self) -> list[RankStatus]:
+        """What every rank is doing and how much memory it holds."""
+        busy = set(self.last.pending) if self.last else set()
+        rows = []
+        for info in self.ranks:
+            memory, state = None, "gone"
+            if self.running and info.engine in self.client.ids:
+                state = "running" if info.rank in busy else "ready"
+                try:
+                    process = psutil.Process(info.pid)
+                    memory = process.memory_info().rss
+                    if process.status() == psutil.STATUS_STOPPED:
+                        state = "stopped"
+                except psutil.NoSuchProcess:
+                    state = "gone"
+            rows.append(RankStatus(info.rank, info.host, info.pid, info.device, info.threads, memory, state))
+        return rows
+
+    def _title(self) -> str:
+        state = "" if self.running else " (stopped)"
+        return f"labkit: {self.size} rank{'s' if self.size > 1 else ''} · {self.session.mpi}{state}"
+
+    def __repr__(self) -> str:
+        return card_text(self._title(), self.status())
+
+    def _repr_html_(self) -> str:
+        return card_html(self._title(), self.status())
+
+    # ---- running code -------------------------------------------------------------------------------------------
+
+    def run(self, code: str, ranks: Sequence[int] | None = None, *, block: bool = True, show: bool = True) -> Cell:
+        """Run `code` on the ranks, as a `%%px` cell does.
+
+        Parameters
+        ----------
+        code
+            Python, as in a notebook cell.
+        ranks
+            The ranks that run it (default: all).
+        block
+            Wait until every rank is back.
+        show
+            Show what the ranks print, in rank order, while it comes.
+
+        Raises
+        ------
+        CellError
+            When the code fails on a rank; the others are interrupted.
+        CellInterrupted
+            When it is interrupted from here.
+        ClusterError
+            When the lab is stopped, a rank is gone, still busy, or not there.
+        """
+        engines = self._engines(ranks)
+        cell = self.last = Cell(self.client, engines, code)
+        if not block:
+            return cell
+        try:
+            self._wait(cell, show)
+        finally:
+            for function in list(self.after_cell):
+                function()
+        return cell
+
+    def wait(self) -> None:
+        """Wait for a cell that was started without waiting, and show what it printed."""
+        if self.last is not None:
+            self._wait(self.last, show=True)
+
+    def _wait(self, cell: Cell, show: bool) -> None:
+        output = CellOutput(cell) if show else None
+        try:
+            cell.wait(output.refresh if output else lambda: None)
+        except (CellError, CellInterrupted) as problem:
+            if not problem.stuck:
+                self._recover()
+            raise
+        finally:
+            if output:
+                output.finish()
+            cell.forget()
+
+    def _engines(self, ranks: Sequence[int] | None) -> dict[int, int]:
+        """Engine id of each rank asked for, once it is sure that each can take a cell."""
+        if not self.running:
+            raise ClusterError("This lab is stopped.", cure="lab.restart(), or labkit.start()")
+        engines = {info.rank: info.engine for info in self.ranks}
+        wanted = list(engines) if ranks is None else list(ranks)
+        missing = [rank for rank in wanted if rank not in engines]
+        if missing or not wanted:
+            asked = f"There is no {rank_list(missing)}" if missing else "No rank is named"
+            raise ClusterError(f"{asked}: this lab has {rank_list(list(engines))}.")
+        gone = [rank for rank in wanted if engines[rank] not in self.client.ids]
+        if gone:
+            raise ClusterError(f"The process of {rank_list(gone)} is gone.", cure="lab.restart()")
+        busy = [rank for rank in (self.last.pending if self.last else []) if rank in wanted]
+        if busy:
+            raise ClusterError(
+                f"{rank_list(busy).capitalize()} is still at work on an earlier cell.",
+                cure="lab.wait(), lab.interrupt(), or lab.restart()",
+            )
+        return {rank: engines[rank] for rank in wanted}
+
+    def interrupt(self) -> None:
+        """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
+        if self.last is not None and self.last.pending:
+            self.last.interrupt(self.last.pending)
+            deadline = time.monotonic() + 5
+            while self.last.pending and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if self.last.pending:
+                stuck = rank_list(self.last.pending).capitalize()
+                raise ClusterError(
+                    f"{stuck} did not come back: blocked in a call that ignores interrupts.", "lab.restart()"
+                )
+            self._recover()
+
+    def _recover(self) -> None:
+        """After a failed cell: all ranks on a fresh communicator, so that no half-done message meets the next cell."""
+        if not all(info.engine in self.client.ids for info in self.ranks):
+            return
+        try:
+            if any(self.view.apply_async(remote.uses_communicator).get(timeout=5)):
+                self.view.apply_async(remote.renew_communicator).get(timeout=10)
+        except (TimeoutError, FutureTimeout):
+            print(
+                "labkit: the ranks could not move to a fresh communicator; lab.restart() is safer than going on.",
+                file=sys.stderr,
+            )
+
+    # ---- watching ----------------------------------------------------------------------------------------------
+
+    @property
+    def collector(self) -> Collector:
+        """Where the ranks' measurements arrive; opened at the first use, which also tells the ranks where to send."""
+        if self._collector is None:
+            from labkit.telemetry import Collector
+
+            folder: Path = self.session.folder
+            self._collector = Collector(self.size, folder)
+            endpoints = self._collector.endpoints
+            self.view.apply_async(remote.connect_telemetry, endpoints.metrics, endpoints.control).get(timeout=30)
+        return self._collector
+
+    def live(self, title: str = "Training") -> Live:
+        """A live chart of per-rank loss and step time, with a Stop button and a learning-rate slider."""
+        from labkit.charts.live import Live
+
+        live = Live(self.collector, self.size, title=title)
+        self.after_cell = [function for function in self.after_cell if getattr(function, "__name__", "") != "settle"]
+        self.after_cell.append(live.settle)
+        return live
+
+    def facts(self) -> dict[str, list[str]]:
+        """What this lab is and what its ranks used so far (data sets, seeds, models), for a report."""
+        threads = sorted({info.threads for info in self.ranks})
+        found = {
+            "ranks": [f"{self.size} × {'/'.join(map(str, threads))} thread{'s' if threads != [1] else ''}"],
+            "MPI": [self.session.mpi],
+            "hosts": sorted({info.host for info in self.ranks}),
+            "devices": sorted({info.device for info in self.ranks}),
+        }
+        idle = self.running and not (self.last and self.last.pending)
+        for used in self.view.apply_async(remote.facts).get(timeout=5) if idle else []:
+            for kind, values in used.items():
+                known = found.setdefault(kind, [])
+                known += [value for value in values if value not in known]
+        return found
+
+    # ---- ending ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the ranks and remove everything of this lab from the machine.  A second call does nothing."""
+        global _current
+        if self is _current:
+            _remember_facts(self)
+            _current = None
+        self._close()
+        self.session.remove()
+
+    def _close(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+        self.after_cell.clear()
+        self.client.close()
+        cluster, self._world.cluster = self._world.cluster, None
+        if cluster is not None and self.running:
+            cluster.stop_cluster_sync()
+
+    def restart(self) -> Lab:
+        """Stop, and start again with as many ranks; their variables are lost."""
+        self.stop()
+        self._world = bring_up(self.size, self.profile, detached=self.session.detached)
+        self.owned = True
+        self.last = None
+        self._register()
+        return self
+
+    def disconnect(self) -> None:
+        """Leave a lab that was joined, without stopping it."""
+        global _current
+        if self is _current:
+            _current = None
+        self.after_cell.clear()
+        self.client.close()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start(
+    ranks: int = 4,
+    profile: str = "local",
+    *,
+    timeout: float = 60.0,
+    detached: bool = False,
+    progress: Progress | None = None,
+) -> Lab:
+    """Start a lab: `ranks` processes that are one MPI world, ready for `%%px` cells.
+
+    A lab that this notebook started before is stopped first.
+
+    Parameters
+    ----------
+    ranks
+        World size; more ranks than cores work, they take turns.
+    profile
+        ipyparallel profile: "local" is this machine.
+    timeout
+        Seconds that the ranks have to come up.
+    detached
+        Let the lab outlive this process (``labkit down`` ends it).
+    progress
+        Called with a few words at each stage.
+
+    Raises
+    ------
+    PreflightError, ProfileNotFoundError, StartError
+        When a check fails, the profile is not there, or the ranks do not come up.  Nothing is left behind.
+    """
+    if _current is not None and _current.owned and not _current.session.detached:
+        _current.stop()
+    world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
+    return Lab(world, owned=True, profile=profile)
+
+
+def connect(cluster_id: str | None = None) -> Lab:
+    """Join a lab that runs already: from a second notebook, or one started by ``labkit up``.
+
+    Parameters
+    ----------
+    cluster_id
+        Which, when there are several; ``labkit status`` lists them.
+
+    Raises
+    ------
+    ClusterError
+        When there is none, or several and `cluster_id` does not say which.
+    """
+    running = [session for session in sessions() if session.running]
+    found = [session for session in running if cluster_id in (None, session.cluster_id)]
+    if not found:
+        known = f"; there is: {', '.join(session.cluster_id for session in running)}" if running else ""
+        which = f"lab {cluster_id!r}" if cluster_id else "lab"
+        raise ClusterError(f"No {which} is running{known}.", cure="labkit.start(), or in a shell: labkit up")
+    if len(found) > 1:
+        ids = ", ".join(session.cluster_id for session in found)
+        raise ClusterError(f"{len(found)} labs are running: {ids}.", cure=f"labkit.connect({found[-1].cluster_id!r})")
+    from ipyparallel import Client
+
+    session = found[0]
+    url_file = f"{session.profile_dir}/security/ipcontroller-{session.cluster_id}-client.json"
+    client = Client(url_file, timeout=10)
+    return Lab(World(session, client, introductions(client, session)), owned=False)
+
+
+def current() -> Lab | None:
+    """The lab of this notebook, None when there is none."""
+    return _current
+
+
+def stop() -> None:
+    """Stop this notebook's lab, if there is one that it started."""
+    if _current is not None:
+        if _current.owned:
+            _current.stop()
+        else:
+            _current.disconnect()
+
+
+def facts() -> dict[str, list[str]]:
+    """Facts of this notebook's lab, or of the last one after it stopped."""
+    if _current is not None:
+        _remember_facts(_current)
+    return dict(_last_facts)
+
+
+def _remember_facts(lab: Lab) -> None:
+    global _last_facts
+    try:
+        _last_facts = lab.facts()
+    except Exception as error:  # a report without facts beats a lab that cannot be stopped
+        print(f"labkit: the ranks did not say what they used ({type(error).__name__}: {error})", file=sys.stderr)
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    if _current is not None and not _current.session.detached:
+        stop()

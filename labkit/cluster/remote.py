@@ -1,0 +1,74 @@
+"""What the notebook's side runs on the ranks.
+
+ipyparallel sends these functions to the engines, so each imports what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "renew_communicator", "uses_communicator"]
+
+
+def introduce() -> dict[str, Any]:
+    """Who this engine is in the MPI world, and what it holds."""
+    import glob
+    import os
+    import socket
+
+    import psutil
+    from mpi4py import MPI
+
+    process = psutil.Process()
+    with open("/proc/self/maps") as regions:
+        segments = {region.split(maxsplit=5)[-1].strip() for region in regions if "/dev/shm/" in region}
+    gpus = len(glob.glob("/dev/nvidia[0-9]*"))
+    rank = MPI.COMM_WORLD.rank
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": process.pid,
+        "children": [child.pid for child in process.children()],
+        "device": f"cuda:{rank % gpus}" if gpus else "cpu",
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0)),
+        "mpi": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 "),
+        "segments": sorted(segments),
+    }
+
+
+def uses_communicator() -> bool:
+    """Whether a cell on this rank has used labkit's communication."""
+    import sys
+
+    return "labkit.comm" in sys.modules
+
+
+def renew_communicator() -> int:
+    """Move this rank to a fresh communicator, together with all others; gives its generation."""
+    from labkit import comm
+
+    comm.renew()
+    return comm.world().generation
+
+
+def facts() -> dict[str, list[str]]:
+    """What this rank used so far: data sets, seeds, models."""
+    from labkit import telemetry
+
+    return telemetry.facts.recorded()
+
+
+def connect_telemetry(metrics: str, control: str) -> None:
+    """Send this rank's measurements to the notebook at these addresses."""
+    from mpi4py import MPI
+
+    from labkit import telemetry
+
+    telemetry.connect(telemetry.Endpoints(metrics=metrics, control=control), MPI.COMM_WORLD.rank)
+
+
+def disconnect_telemetry() -> None:
+    """Send what is left and close the sockets."""
+    from labkit import telemetry
+
+    telemetry.disconnect()

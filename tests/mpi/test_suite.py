@@ -1,0 +1,17 @@
+"""The cases under `cases/` pass on worlds of 1 to 4 real ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mpi.launch import run
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_case_passes_on_a_world_of(ranks: int) -> None:
+    done = run(ranks, ["tests/mpi/cases"], limit_s=400)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert len(re.findall(r"\d+ passed", done.stdout)) == ranks, done.stdout[-3000:]
