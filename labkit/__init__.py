@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.charts.live import Live
+    from labkit.cluster.current import connect, current, facts, start, stop
     from labkit.cluster.errors import ClusterError
-    from labkit.cluster.lab import Lab, connect, current, facts, start, stop
+    from labkit.cluster.lab import Lab
 
 __version__ = "0.1.0"
 __all__ = ["ClusterError", "Lab", "connect", "current", "facts", "live", "start", "stop"]
 
 _HOMES = {
     "ClusterError": "labkit.cluster.errors",
-    **dict.fromkeys(("Lab", "connect", "current", "facts", "start", "stop"), "labkit.cluster.lab"),
+    "Lab": "labkit.cluster.lab",
+    **dict.fromkeys(("connect", "current", "facts", "start", "stop"), "labkit.cluster.current"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,20 +11,28 @@ from pathlib import Path
 import psutil
 import pytest
 
+# Every process that a test starts inherits this, however it is started: that is how ours are told from others'.
+MARK = f"{os.getpid()}-{time.time():.0f}"
+os.environ["LABKIT_TEST_RUN"] = MARK
 
-def segments() -> set[str]:
-    """Shared-memory files of Open MPI, MPICH or labkit."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("sm_segment", "mpich_shm", "labkit", "vader"))}
+
+def unused_segments() -> set[str]:
+    """Shared-memory files of Open MPI, MPICH or labkit that no process has mapped."""
+    names = {name for name in os.listdir("/dev/shm") if name.startswith(("sm_segment", "mpich_shm", "labkit"))}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            names = {name for name in names if f"/dev/shm/{name}" not in text}
+    return names
 
 
-def lab_processes() -> dict[int, str]:
-    """Living processes that belong to labs: controllers, launchers, ranks."""
-    marks = ("ipyparallel.controller", "labkit.cluster.engine", "mpiexec", "prterun")
+def our_processes() -> dict[int, str]:
+    """Living processes that tests started: pid and command line."""
     found = {}
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(mark in line for mark in marks):
-            found[process.info["pid"]] = line[:120]
+        with contextlib.suppress(psutil.Error):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and process.environ().get("LABKIT_TEST_RUN") == MARK:
+                found[process.pid] = " ".join(process.info["cmdline"] or [])[:120]
     return found
 
 
@@ -42,12 +51,13 @@ def nothing_left() -> Iterator[None]:
     """Fails the test that leaves a process or a shared-memory segment of ours behind."""
     from labkit.cluster.sessions import sessions
 
-    processes, shared, records = set(lab_processes()), segments(), {s.cluster_id for s in sessions()}
+    processes, shared, records = set(our_processes()), unused_segments(), {s.cluster_id for s in sessions()}
     yield
-    eventually(lambda: set(lab_processes()) <= processes and segments() <= shared)
-    assert not {pid: line for pid, line in lab_processes().items() if pid not in processes}
-    assert not segments() - shared
-    assert {s.cluster_id for s in sessions()} <= records
+    eventually(lambda: set(our_processes()) <= processes and unused_segments() <= shared)
+    assert not {pid: line for pid, line in our_processes().items() if pid not in processes}
+    assert not unused_segments() - shared
+    mine = {s.cluster_id for s in sessions() if s.owner.process() is None or s.owner.pid == os.getpid()}
+    assert mine <= records
 
 
 @pytest.fixture(scope="session")

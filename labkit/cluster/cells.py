@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,6 @@ class Cell:
         self.results: dict[int, AsyncResult] = {
             rank: client[engine].execute(code, silent=False, block=False) for rank, engine in self.engines.items()
         }
-        self.interrupted = False
 
     @property
     def pending(self) -> list[int]:
@@ -163,11 +163,19 @@ class Cell:
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         """Send Ctrl-C to `ranks`."""
-        self.interrupted = True
         engines = [self.engines[rank] for rank in ranks if self.engines[rank] in self.client.ids]
         if engines:
             # Through each rank's own watcher process: signalling the whole engine set would end the MPI job.
             self.client.send_signal(signal.SIGINT, targets=engines, block=False)
+
+    def bring_back(self, limit_s: float = GRACE_AFTER_INTERRUPT_S) -> list[int]:
+        """Interrupt every rank that is at work until it is back; gives those that are not after `limit_s` seconds."""
+        deadline = time.monotonic() + limit_s
+        while (pending := self.pending) and time.monotonic() < deadline:
+            # Again and again: a rank that has not begun with the cell yet ignores the signal.
+            self.interrupt(pending)
+            wait([self.results[rank] for rank in pending], timeout=0.5)
+        return self.pending
 
     def wait(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Wait until every rank is back, calling `on_change` a few times a second.
@@ -181,31 +189,25 @@ class Cell:
         CellInterrupted
             When it was interrupted from here.
         """
-        from_here = False
-        give_up: float | None = None
-        interrupt_at: float | None = None
-        while pending := self.pending:
-            try:
+        interrupted = False
+        first_error: float | None = None
+        try:
+            while pending := self.pending:
                 wait([self.results[rank] for rank in pending], timeout=0.05, return_when=FIRST_COMPLETED)
                 on_change()
-                now = time.monotonic()
-                if interrupt_at is None and self.failures():
-                    interrupt_at = now + GRACE_AFTER_ERROR_S
-                if interrupt_at is not None and give_up is None and now > interrupt_at:
-                    self.interrupt(self.pending)
-                    give_up = now + GRACE_AFTER_INTERRUPT_S
-                if give_up is not None and now > give_up:
+                if first_error is None and self.failures():
+                    first_error = time.monotonic()
+                if first_error is not None and time.monotonic() > first_error + GRACE_AFTER_ERROR_S:
+                    self.bring_back()
                     break
-            except KeyboardInterrupt:
-                if from_here:  # a second Ctrl-C: waiting is no longer wanted
-                    break
-                from_here = True
-                self.interrupt(self.pending)
-                give_up = time.monotonic() + GRACE_AFTER_INTERRUPT_S
+        except KeyboardInterrupt:
+            interrupted = True
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: waiting is no longer wanted
+                self.bring_back()
         self._wait_for_output()
         on_change()
         stuck = self.pending
-        if from_here:
+        if interrupted:
             raise CellInterrupted(self.states(), stuck)
         failures = self.failures()
         if failures:

@@ -1,23 +1,21 @@
-"""The lab: ranks that are started, joined, asked and stopped."""
+"""The lab: ranks that run cells, can be asked how they are, and are stopped."""
 
 from __future__ import annotations
 
-import atexit
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.cluster import remote
-from labkit.cluster.bring_up import Progress, RankInfo, World, bring_up, introductions
+from labkit.cluster import current, remote
+from labkit.cluster.bring_up import RankInfo, World, bring_up
 from labkit.cluster.card import RankStatus, card_html, card_text
 from labkit.cluster.cells import Cell, CellError, CellInterrupted, rank_list
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.output import CellOutput
-from labkit.cluster.sessions import Session, sessions
+from labkit.cluster.sessions import Session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
     from labkit.charts.live import Live
     from labkit.telemetry import Collector
 
-__all__ = ["Lab", "connect", "current", "facts", "start", "stop"]
-
-_current: Lab | None = None
-_last_facts: dict[str, list[str]] = {}
+__all__ = ["Lab"]
 
 
 class Lab:
@@ -55,14 +50,6 @@ class Lab:
         self.after_cell: list[Callable[[], None]] = []
         self.last: Cell | None = None
         self._collector: Collector | None = None
-        self._register()
-
-    def _register(self) -> None:
-        global _current
-        _current = self
-        from labkit.cluster.magics import register
-
-        register()
 
     # ---- who is there -------------------------------------------------------------------------------------------
 
@@ -204,12 +191,9 @@ class Lab:
     def interrupt(self) -> None:
         """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
         if self.last is not None and self.last.pending:
-            self.last.interrupt(self.last.pending)
-            deadline = time.monotonic() + 5
-            while self.last.pending and time.monotonic() < deadline:
-                time.sleep(0.02)
-            if self.last.pending:
-                stuck = rank_list(self.last.pending).capitalize()
+            stuck_ranks = self.last.bring_back()
+            if stuck_ranks:
+                stuck = rank_list(stuck_ranks).capitalize()
                 raise ClusterError(
                     f"{stuck} did not come back: blocked in a call that ignores interrupts.", "lab.restart()"
                 )
@@ -271,10 +255,7 @@ class Lab:
 
     def stop(self) -> None:
         """End the ranks and remove everything of this lab from the machine.  A second call does nothing."""
-        global _current
-        if self is _current:
-            _remember_facts(self)
-            _current = None
+        current.leave(self)
         self._close()
         self.session.remove()
 
@@ -294,14 +275,12 @@ class Lab:
         self._world = bring_up(self.size, self.profile, detached=self.session.detached)
         self.owned = True
         self.last = None
-        self._register()
+        current.become(self)
         return self
 
     def disconnect(self) -> None:
         """Leave a lab that was joined, without stopping it."""
-        global _current
-        if self is _current:
-            _current = None
+        current.leave(self)
         self.after_cell.clear()
         self.client.close()
 
@@ -310,104 +289,3 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def start(
-    ranks: int = 4,
-    profile: str = "local",
-    *,
-    timeout: float = 60.0,
-    detached: bool = False,
-    progress: Progress | None = None,
-) -> Lab:
-    """Start a lab: `ranks` processes that are one MPI world, ready for `%%px` cells.
-
-    A lab that this notebook started before is stopped first.
-
-    Parameters
-    ----------
-    ranks
-        World size; more ranks than cores work, they take turns.
-    profile
-        ipyparallel profile: "local" is this machine.
-    timeout
-        Seconds that the ranks have to come up.
-    detached
-        Let the lab outlive this process (``labkit down`` ends it).
-    progress
-        Called with a few words at each stage.
-
-    Raises
-    ------
-    PreflightError, ProfileNotFoundError, StartError
-        When a check fails, the profile is not there, or the ranks do not come up.  Nothing is left behind.
-    """
-    if _current is not None and _current.owned and not _current.session.detached:
-        _current.stop()
-    world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
-    return Lab(world, owned=True, profile=profile)
-
-
-def connect(cluster_id: str | None = None) -> Lab:
-    """Join a lab that runs already: from a second notebook, or one started by ``labkit up``.
-
-    Parameters
-    ----------
-    cluster_id
-        Which, when there are several; ``labkit status`` lists them.
-
-    Raises
-    ------
-    ClusterError
-        When there is none, or several and `cluster_id` does not say which.
-    """
-    running = [session for session in sessions() if session.running]
-    found = [session for session in running if cluster_id in (None, session.cluster_id)]
-    if not found:
-        known = f"; there is: {', '.join(session.cluster_id for session in running)}" if running else ""
-        which = f"lab {cluster_id!r}" if cluster_id else "lab"
-        raise ClusterError(f"No {which} is running{known}.", cure="labkit.start(), or in a shell: labkit up")
-    if len(found) > 1:
-        ids = ", ".join(session.cluster_id for session in found)
-        raise ClusterError(f"{len(found)} labs are running: {ids}.", cure=f"labkit.connect({found[-1].cluster_id!r})")
-    from ipyparallel import Client
-
-    session = found[0]
-    url_file = f"{session.profile_dir}/security/ipcontroller-{session.cluster_id}-client.json"
-    client = Client(url_file, timeout=10)
-    return Lab(World(session, client, introductions(client, session)), owned=False)
-
-
-def current() -> Lab | None:
-    """The lab of this notebook, None when there is none."""
-    return _current
-
-
-def stop() -> None:
-    """Stop this notebook's lab, if there is one that it started."""
-    if _current is not None:
-        if _current.owned:
-            _current.stop()
-        else:
-            _current.disconnect()
-
-
-def facts() -> dict[str, list[str]]:
-    """Facts of this notebook's lab, or of the last one after it stopped."""
-    if _current is not None:
-        _remember_facts(_current)
-    return dict(_last_facts)
-
-
-def _remember_facts(lab: Lab) -> None:
-    global _last_facts
-    try:
-        _last_facts = lab.facts()
-    except Exception as error:  # a report without facts beats a lab that cannot be stopped
-        print(f"labkit: the ranks did not say what they used ({type(error).__name__}: {error})", file=sys.stderr)
-
-
-@atexit.register
-def _stop_at_exit() -> None:
-    if _current is not None and not _current.session.detached:
-        stop()

@@ -40,7 +40,7 @@ def parse_ranks(text: str, size: int) -> list[int]:
 
 def this_lab() -> Lab:
     """The notebook's lab, or an error that says how to get one."""
-    from labkit.cluster.lab import current
+    from labkit.cluster.current import current
 
     lab = current()
     if lab is None:

@@ -22,7 +22,7 @@ import psutil
 
 from labkit.cluster.errors import ClusterError
 
-__all__ = ["ProcessMark", "Session", "clean_stale", "private_folder", "sessions"]
+__all__ = ["ProcessMark", "Session", "adopt", "clean_stale", "private_folder", "sessions"]
 
 
 def private_folder() -> Path:
@@ -220,6 +220,25 @@ def remove_unmapped(segments: Iterable[str]) -> list[str]:
     for segment in there - mapped:
         Path(segment).unlink(missing_ok=True)
     return sorted(there - mapped)
+
+
+def adopt(profile_dir: Path) -> None:
+    """Put clusters of `profile_dir` on record that labkit did not start itself: those of JupyterLab's cluster tab."""
+    known = {session.cluster_id for session in sessions()}
+    for file in (profile_dir / "security").glob("cluster-*.json"):
+        try:
+            values = json.loads(file.read_text())
+            name = values["cluster"]["cluster_id"]
+            sets = values["engines"]["sets"].values()
+            pids = {"controller": values["controller"]["state"]["pid"], "mpiexec": next(iter(sets))["pid"]}
+            marks = [mark for role, pid in pids.items() if (mark := ProcessMark.of(pid, role))]
+            parent = psutil.Process(pids["controller"]).parent()
+        except (OSError, ValueError, KeyError, StopIteration, psutil.NoSuchProcess):
+            continue  # not whole yet, or not running any more
+        owner = ProcessMark.of(parent.pid, "owner") if parent else None
+        if name and name not in known and owner and len(marks) == len(pids):
+            ranks = sum(engines["n"] for engines in sets)
+            Session(name, str(profile_dir), ranks, owner, processes=marks).save()
 
 
 def sessions() -> list[Session]:

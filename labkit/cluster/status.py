@@ -7,7 +7,8 @@ from typing import Any
 
 import psutil
 
-from labkit.cluster.sessions import sessions
+from labkit.cluster.profiles import profile_folders
+from labkit.cluster.sessions import adopt, sessions
 
 __all__ = ["machine_status"]
 
@@ -17,6 +18,8 @@ SAMPLE_S = 0.2
 
 def machine_status() -> list[dict[str, Any]]:
     """Each lab with its processes: role, pid, resident memory in bytes, CPU load in per cent of a core, state."""
+    for folder in profile_folders().values():
+        adopt(folder)
     labs = []
     found: list[tuple[dict[str, Any], psutil.Process]] = []
     for session in sessions():

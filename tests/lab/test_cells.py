@@ -16,7 +16,9 @@ from labkit.cluster.output import rank_text
 from tests.conftest import eventually
 
 
-def test_output_comes_in_rank_order_whatever_order_the_ranks_print_in(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_comes_in_rank_order_whatever_order_the_ranks_print_in(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
     lab.run("import time\ntime.sleep(0.1 * (2 - mpi_rank))\nprint('line one'); print('line two')")
     shown = capsys.readouterr().out.splitlines()
     assert shown == [f"rank {rank} │ line {word}" for rank in range(3) for word in ("one", "two")]
