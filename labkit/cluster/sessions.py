@@ -224,7 +224,7 @@ def remove_unmapped(segments: Iterable[str]) -> list[str]:
 
 def adopt(profile_dir: Path) -> None:
     """Put clusters of `profile_dir` on record that labkit did not start itself: those of JupyterLab's cluster tab."""
-    known = {session.cluster_id for session in sessions()}
+    known = {session.cluster_id for session in sessions() if session.running or session.starting}
     for file in (profile_dir / "security").glob("cluster-*.json"):
         try:
             values = json.loads(file.read_text())
