@@ -150,9 +150,18 @@ def report(
     timeout: Annotated[float | None, typer.Option(help="Seconds that one cell may take (default: no limit).")] = None,
 ) -> None:
     """Run notebooks on clusters of their own and write each as one HTML file that opens offline."""
-    from labkit.report import run
+    from labkit.report import CellProgress, run
 
-    results = run(notebooks, out, timeout=timeout, progress=say)
+    terminal = sys.stderr.isatty()
+
+    def show(progress: CellProgress) -> None:
+        """A line a cell: when it is done, and on a terminal also while it runs."""
+        if terminal:
+            print(f"\r\033[K{progress}", end="" if progress.seconds is None else "\n", file=sys.stderr, flush=True)
+        elif progress.seconds is not None:
+            say(str(progress))
+
+    results = run(notebooks, out, timeout=timeout, progress=show)
     for result in results:
         print(result.path)
     failed = [result for result in results if not result.ok]

@@ -50,6 +50,7 @@ class Lab:
         self.after_cell: list[Callable[[], None]] = []
         self.last: Cell | None = None
         self._collector: Collector | None = None
+        self._live: Live | None = None
 
     # ---- who is there -------------------------------------------------------------------------------------------
 
@@ -188,6 +189,24 @@ class Lab:
             )
         return {rank: engines[rank] for rank in wanted}
 
+    def push(self, ranks: Sequence[int] | None = None, **variables: Any) -> None:
+        """Set variables on the ranks: ``lab.push(lr=0.1)``."""
+        engines = list(self._engines(ranks).values())
+        self.client[engines].push(variables, block=True)
+
+    def pull(self, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
+        """What `expression` is on each rank, in rank order: ``lab.pull("history.epochs")``.
+
+        Raises
+        ------
+        CellError
+            When it cannot be computed on a rank.
+        """
+        cell = Cell(self.client, self._engines(ranks), f"_labkit_pulled = {expression}")
+        cell.wait()
+        pulled: list[Any] = self.client[list(cell.engines.values())].pull("_labkit_pulled", block=True)
+        return pulled
+
     def interrupt(self) -> None:
         """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
         if self.last is not None and self.last.pending:
@@ -230,10 +249,12 @@ class Lab:
         """A live chart of per-rank loss and step time, with a Stop button and a learning-rate slider."""
         from labkit.charts.live import Live
 
-        live = Live(self.collector, self.size, title=title)
-        self.after_cell = [function for function in self.after_cell if getattr(function, "__name__", "") != "settle"]
-        self.after_cell.append(live.settle)
-        return live
+        if self._live is not None:
+            self._live.close()
+            self.after_cell.remove(self._live.settle)
+        self._live = Live(self.collector, self.size, title=title)
+        self.after_cell.append(self._live.settle)
+        return self._live
 
     def facts(self) -> dict[str, list[str]]:
         """What this lab is and what its ranks used so far (data sets, seeds, models), for a report."""
@@ -262,7 +283,7 @@ class Lab:
     def _close(self) -> None:
         if self._collector is not None:
             self._collector.close()
-            self._collector = None
+            self._collector = self._live = None
         self.after_cell.clear()
         self.client.close()
         cluster, self._world.cluster = self._world.cluster, None

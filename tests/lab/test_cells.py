@@ -118,3 +118,11 @@ def test_ranks_are_named_as_a_person_would() -> None:
         "ranks 0 to 3",
         "ranks 0, 2 and 3",
     ]
+
+
+def test_variables_go_to_the_ranks_and_come_back_in_rank_order(lab: Lab) -> None:
+    lab.push(base=40)
+    assert lab.pull("base + mpi_rank") == [40, 41, 42]
+    assert lab.pull("[mpi_rank] * 2", ranks=[2]) == [[2, 2]]
+    with pytest.raises(CellError, match="NameError"):
+        lab.pull("not_there")

@@ -1,0 +1,25 @@
+"""Charts: records in, plotly figure out.
+
+`Live` draws while the ranks train; the functions draw a `labkit.train.History` or plain arrays afterwards.
+"""
+
+from .live import Live
+from .measured import bars, lines
+from .records import Run
+from .theme import COLOURS, PARTS, TEMPLATE
+from .training import compare, loss_per_rank, step_parts, step_time_per_rank, training
+
+__all__ = [
+    "COLOURS",
+    "PARTS",
+    "TEMPLATE",
+    "Live",
+    "Run",
+    "bars",
+    "compare",
+    "lines",
+    "loss_per_rank",
+    "step_parts",
+    "step_time_per_rank",
+    "training",
+]
