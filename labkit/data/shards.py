@@ -1,0 +1,104 @@
+"""Which samples each rank takes at each step.
+
+All ranks shuffle alike and each takes its part of every global batch. So R ranks with batch B see, step by
+step, exactly the samples one rank with batch R·B sees; all make equally many steps (a rank that made one
+step more would wait in its all-reduce for ever); and each sample comes once an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .errors import DataError
+
+__all__ = ["Part", "Shard", "share"]
+
+
+class Part(NamedTuple):
+    """A rank's part of one global batch.
+
+    Attributes
+    ----------
+    indices
+        int64; which samples this rank takes, possibly none in the last step.
+    total
+        Samples that all ranks take together. The mean gradient weighs a rank by ``len(indices) / total``.
+    """
+
+    indices: torch.Tensor
+    total: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's share of `n` samples.
+
+    Parameters
+    ----------
+    n
+        Samples in the data set.
+    rank, size
+        This rank, and how many there are.
+    batch_size
+        Samples a rank takes at a step: the global batch has ``size * batch_size``.
+    seed
+        Seed of the shuffle; the same on all ranks.
+
+    Raises
+    ------
+    DataError
+        For numbers that make no sense.
+
+    Examples
+    --------
+    >>> shard = Shard(n=10, rank=1, size=2, batch_size=3)
+    >>> shard.steps, [(len(part.indices), part.total) for part in shard.epoch(0)]
+    (2, [(3, 6), (2, 4)])
+    """
+
+    n: int
+    rank: int
+    size: int
+    batch_size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise DataError(f"a data set cannot have {self.n} samples")
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise DataError(f"there is no rank {self.rank} among {self.size} ranks (0…{self.size - 1})")
+        if self.batch_size < 1:
+            raise DataError(f"the batch size must be at least 1, not {self.batch_size}")
+        if self.seed < 0:
+            raise DataError(f"the seed must be at least 0, not {self.seed}")
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch, the same on every rank: n / (size · batch_size), rounded up."""
+        return -(-self.n // (self.size * self.batch_size))
+
+    def epoch(self, number: int) -> Iterator[Part]:
+        """Go through epoch `number` (from 0), shuffled in an order of its own."""
+        state = np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(state[0]))
+        order = torch.randperm(self.n, generator=generator)
+        for batch in order.split(self.size * self.batch_size):
+            first, last = share(len(batch), self.rank, self.size)
+            if len(batch):  # an empty data set is split into one empty batch
+                yield Part(batch[first:last], len(batch))
+
+
+def share(n: int, rank: int, size: int) -> tuple[int, int]:
+    """Return [first, last) of rank's part of `n` things, cut as evenly as possible.
+
+    Examples
+    --------
+    >>> [share(10, rank, 4) for rank in range(4)]
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
+    """
+    return rank * n // size, (rank + 1) * n // size

@@ -1,0 +1,37 @@
+"""Training over several ranks."""
+
+from .device import choose_device
+from .flat import FlatGradients
+from .history import EpochRow, History, Steps
+from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
+from .optimizers import SGD, Adam
+from .replicas import TrainError, replica_differences
+from .synchronous import sync_gradients, sync_initial_weights, synchronous
+from .transport import Alone, MPITransport, TorchTransport, Transport
+from .validation import validate_shared
+
+__all__ = [
+    "CNN",
+    "DNN",
+    "MODELS",
+    "SGD",
+    "Adam",
+    "Alone",
+    "EpochRow",
+    "FlatGradients",
+    "GRUClassifier",
+    "History",
+    "LeNet",
+    "MPITransport",
+    "Steps",
+    "TorchTransport",
+    "TrainError",
+    "Transport",
+    "choose_device",
+    "count_parameters",
+    "replica_differences",
+    "sync_gradients",
+    "sync_initial_weights",
+    "synchronous",
+    "validate_shared",
+]

@@ -1,0 +1,130 @@
+"""Times each step, adds up each epoch, and tells whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from labkit.data import Part
+from labkit.telemetry import Emitter
+
+from .history import EpochRow, Steps
+from .optimizers import Optimizer
+from .transport import Transport
+
+__all__ = ["Recorder", "Result"]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a step came to on this rank: its mean loss (NaN without samples) and right answers."""
+
+    loss: float = math.nan
+    right: int = 0
+
+
+class Recorder:
+    """Keeps what a run did.
+
+    Parameters
+    ----------
+    over
+        Tells how long this rank waited and moved data; adds up the ranks' sums.
+    device
+        Where those sums are made.
+    emitter
+        Gets each step; None: nobody watches.
+
+    Attributes
+    ----------
+    step
+        Steps made since the run began.
+    """
+
+    def __init__(self, over: Transport, device: torch.device, emitter: Emitter | None) -> None:
+        self.step = 0
+        self._over = over
+        self._device = device
+        self._emitter = emitter
+        self._rows: list[tuple[float, ...]] = []
+        self._mean_losses: list[float] = []
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin epoch number `epoch`, from 0."""
+        self._epoch = epoch
+        self._first = len(self._rows)
+        self._right = 0
+        self._totals: list[int] = []
+        self._begun = time.perf_counter()
+
+    @contextlib.contextmanager
+    def timed_step(self, part: Part, optim: Optimizer) -> Iterator[Result]:
+        """Time the step in the ``with`` block, which fills in the result."""
+        result = Result()
+        waited, moved = self._over.spent()
+        begun = time.perf_counter()
+        yield result
+        seconds = time.perf_counter() - begun
+        now_waited, now_moved = self._over.spent()
+        wait_s, transfer_s = now_waited - waited, now_moved - moved
+        compute_s = max(0.0, seconds - wait_s - transfer_s)
+        samples = len(part.indices)
+        self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, optim.param_groups[0]["lr"]))
+        self._totals.append(part.total)
+        self._right += result.right
+        if self._emitter is not None:
+            self._emitter.log(
+                step=self.step,
+                epoch=self._epoch,
+                loss=result.loss,
+                compute_s=compute_s,
+                wait_s=wait_s,
+                transfer_s=transfer_s,
+                samples=samples,
+            )
+        self.step += 1
+
+    def end_epoch(self) -> EpochRow:
+        """Add up the epoch over all ranks, in one all-reduce; the test is still to come."""
+        seconds = time.perf_counter() - self._begun
+        rows = self._rows[self._first :]
+        sums = [loss * samples if samples else 0.0 for loss, _, _, _, samples, _ in rows]
+        mine = torch.tensor([*sums, self._right], dtype=torch.float64, device=self._device)
+        everybody = mine.clone()
+        self._over.all_reduce(everybody)
+        *all_sums, all_right = everybody.tolist()
+        self._mean_losses += [total / n for total, n in zip(all_sums, self._totals, strict=True)]
+        images, my_images = sum(self._totals), int(sum(row[4] for row in rows))
+        return EpochRow(
+            epoch=self._epoch + 1,
+            steps=len(rows),
+            loss=_ratio(sum(all_sums), images),
+            accuracy=_ratio(all_right, images),
+            rank_loss=_ratio(sum(sums), my_images),
+            rank_accuracy=_ratio(self._right, my_images),
+            seconds=seconds,
+            images_per_s=_ratio(images, seconds),
+        )
+
+    @contextlib.contextmanager
+    def timed_test(self, row: EpochRow) -> Iterator[None]:
+        """Time the test in the ``with`` block."""
+        begun = time.perf_counter()
+        yield
+        row.test_seconds = time.perf_counter() - begun
+
+    def steps(self) -> Steps:
+        """Return all steps of the epochs that ended."""
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
+        loss, compute_s, wait_s, transfer_s, samples, lr = rows.T
+        return Steps(np.array(self._mean_losses), loss, compute_s, wait_s, transfer_s, samples, lr)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
