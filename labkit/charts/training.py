@@ -93,7 +93,7 @@ def compare(sources: Mapping[str, Any], *, column: str = "loss", title: str = ""
     for index, (name, source) in enumerate(sources.items()):
         steps, values = Run.of(source).mean(column)
         x, y = reduced(steps, values * 1000 if seconds else values)
-        line = {"color": COLOURS[index % len(COLOURS)], "dash": dash(index), "width": 2}
+        line = {"color": COLOURS[index % len(COLOURS)], "dash": dash(index * len(COLOURS)), "width": 2}
         figure.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines", line=line))
     return _with_legend(figure)
 

@@ -61,7 +61,9 @@ def start(
     if _current is not None and _current.owned and not _current.session.detached:
         _current.stop()
     world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
-    return become(Lab(world, owned=True, profile=profile))
+    lab = Lab(world, owned=True, profile=profile)
+    lab.prepare()
+    return become(lab)
 
 
 def connect(cluster_id: str | None = None) -> Lab:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -114,6 +115,10 @@ class Lab:
     def _repr_html_(self) -> str:
         return card_html(self._title(), self.status())
 
+    def prepare(self) -> None:
+        """Let the ranks make their communicator while the user looks at the card; the first cell comes after it."""
+        self.view.apply_async(remote.make_communicator)
+
     # ---- running code -------------------------------------------------------------------------------------------
 
     def run(self, code: str, ranks: Sequence[int] | None = None, *, block: bool = True, show: bool = True) -> Cell:
@@ -202,10 +207,12 @@ class Lab:
         CellError
             When it cannot be computed on a rank.
         """
-        cell = Cell(self.client, self._engines(ranks), f"_labkit_pulled = {expression}")
+        # Pickled there and not by ipyparallel, which would sort every dictionary on the way.
+        code = f"import pickle as _pickle\n_pulled = _pickle.dumps({expression}, protocol=5)"
+        cell = Cell(self.client, self._engines(ranks), code)
         cell.wait()
-        pulled: list[Any] = self.client[list(cell.engines.values())].pull("_labkit_pulled", block=True)
-        return pulled
+        pulled = self.client[list(cell.engines.values())].pull("_pulled", block=True)
+        return [pickle.loads(value) for value in pulled]
 
     def interrupt(self) -> None:
         """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
@@ -223,8 +230,8 @@ class Lab:
         if not all(info.engine in self.client.ids for info in self.ranks):
             return
         try:
-            if any(self.view.apply_async(remote.uses_communicator).get(timeout=5)):
-                self.view.apply_async(remote.renew_communicator).get(timeout=10)
+            generation = 1 + max(self.view.apply_async(remote.make_communicator).get(timeout=10))
+            self.view.apply_async(remote.renew_communicator, generation).get(timeout=10)
         except (TimeoutError, FutureTimeout):
             print(
                 "labkit: the ranks could not move to a fresh communicator; lab.restart() is safer than going on.",
@@ -296,6 +303,7 @@ class Lab:
         self._world = bring_up(self.size, self.profile, detached=self.session.detached)
         self.owned = True
         self.last = None
+        self.prepare()
         current.become(self)
         return self
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "renew_communicator", "uses_communicator"]
+__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "make_communicator", "renew_communicator"]
 
 
 def introduce() -> dict[str, Any]:
@@ -36,19 +36,22 @@ def introduce() -> dict[str, Any]:
     }
 
 
-def uses_communicator() -> bool:
-    """Whether a cell on this rank has used labkit's communication."""
-    import sys
+def make_communicator() -> int:
+    """Make this rank's world communicator, together with all others; gives its generation.
 
-    return "labkit.comm" in sys.modules
-
-
-def renew_communicator() -> int:
-    """Move this rank to a fresh communicator, together with all others; gives its generation."""
+    Done at the start of a lab: the first call of labkit.comm is a collective one, and a cell that runs on some ranks
+    would wait for the rest.
+    """
     from labkit import comm
 
-    comm.renew()
     return comm.world().generation
+
+
+def renew_communicator(generation: int) -> None:
+    """Move this rank to a fresh communicator of that generation, together with all others."""
+    from labkit import comm
+
+    comm.renew(generation)
 
 
 def facts() -> dict[str, list[str]]:

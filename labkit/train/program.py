@@ -104,7 +104,7 @@ def _on_rank(args: argparse.Namespace) -> int:
         traceback.print_exc()
         status = 1
     if (launched_size() or 1) > 1:
-        from mpi4py import MPI
+        from labkit.comm.mpi import MPI
 
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(status)

@@ -67,6 +67,7 @@ class Recorder:
     def timed_step(self, part: Part, optim: Optimizer) -> Iterator[Result]:
         """Time the step in the ``with`` block, which fills in the result."""
         result = Result()
+        rate = optim.param_groups[0]["lr"]
         waited, moved = self._over.spent()
         begun = time.perf_counter()
         yield result
@@ -75,7 +76,7 @@ class Recorder:
         wait_s, transfer_s = now_waited - waited, now_moved - moved
         compute_s = max(0.0, seconds - wait_s - transfer_s)
         samples = len(part.indices)
-        self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, optim.param_groups[0]["lr"]))
+        self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, rate))
         self._totals.append(part.total)
         self._right += result.right
         if self._emitter is not None:

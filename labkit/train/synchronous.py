@@ -227,14 +227,17 @@ def synchronous(
                 model.train()
                 recorder.begin_epoch(epoch)
                 for part in shard.epoch(epoch):
-                    if wishes.stop():
-                        history.stopped = f"stopped from the notebook after step {recorder.step}"
-                        break
                     with recorder.timed_step(part, optim) as result:
                         gradients.zero()
                         result.loss, result.right = forward_and_backward(part)
                         gradients.all_reduce(over, op)
                         optim.step()
+                        # Here and not before the step: the ranks are together now, and waiting for the notebook's
+                        # answer is part of the step's time.
+                        stop = wishes.stop()
+                    if stop:
+                        history.stopped = f"stopped from the notebook after step {recorder.step}"
+                        break
                 row = recorder.end_epoch()
                 if validate:
                     with recorder.timed_test(row):

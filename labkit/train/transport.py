@@ -79,7 +79,7 @@ class MPITransport:
     @property
     def name(self) -> str:
         """The MPI library's name and version."""
-        from mpi4py import MPI
+        from labkit.comm.mpi import MPI
 
         return MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
 

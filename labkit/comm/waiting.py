@@ -1,0 +1,199 @@
+"""The one wait: it can be interrupted, has a deadline, and can say what it waits for.
+
+A blocking MPI call never returns to Python, so Ctrl-C and deadlines cannot reach it. Here every wait is a loop around
+a non-blocking call's `Test`, which yields the core at first (short waits stay short) and then sleeps (long waits cost
+next to nothing).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import NamedTuple
+
+from labkit.comm.errors import ArgumentError, DeadlineError
+
+__all__ = ["Spent", "Wait", "clock", "deadline", "place", "progress", "spent", "until", "waiting_now"]
+
+SPIN_S = 0.002
+"""Time during which a wait only yields the core: shorter waits see no sleep's latency."""
+SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 50e-6, 5e-3
+SLEEP_SHARE = 0.05
+"""A sleep lasts this share of the time waited so far, so a late wake-up lengthens a wait by at most 5 %."""
+
+
+class Spent(NamedTuple):
+    """Seconds this rank has spent in labkit's calls since it started.
+
+    `wait_s` is time until all ranks were in the same collective, or until a message came; `transfer_s` is time in
+    which data moved (collectives after that point, and sends).
+    """
+
+    wait_s: float
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a rank is waiting for. `peer` and `tag` are None for collectives and where any would do."""
+
+    operation: str
+    rank: int
+    communicator: str = "world"
+    peer: int | None = None
+    """Rank within `communicator`."""
+    peer_in_world: int | None = None
+    """The same rank, counted in the world."""
+    tag: int | None = None
+    count: int | None = None
+    dtype: str | None = None
+    since: float = 0.0
+    """Seconds since the epoch."""
+    place: str = ""
+    """The user's line: ``file.py:12`` or ``cell line 4``."""
+    text: str = ""
+    """The call as a reader would write it, such as ``recv(src=1, tag=0)``."""
+
+
+class _Clock:
+    """Nanoseconds spent so far, and what the rank does at this moment. Plain attributes: they are on the fast path."""
+
+    __slots__ = ("about", "began_ns", "deadline", "transfer_ns", "wait_ns")
+
+    def __init__(self) -> None:
+        self.wait_ns = 0
+        self.transfer_ns = 0
+        self.about: Callable[[], Wait] | None = None
+        self.began_ns = 0
+        self.deadline = math.inf
+
+
+clock = _Clock()
+
+progress: list[Callable[[], None]] = []
+"""What every wait must drive on meanwhile: receives that were begun and have no message yet."""
+
+
+def spent() -> Spent:
+    """Seconds this rank has spent waiting for others and moving data so far (take differences)."""
+    return Spent(clock.wait_ns * 1e-9, clock.transfer_ns * 1e-9)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Let every wait inside the block raise `DeadlineError` once `seconds` have passed since its start.
+
+    Deadlines nest: the nearest one counts. A collective gives up no sooner than 50 ms after it began.
+    """
+    if not seconds >= 0:
+        raise ArgumentError(f"deadline({seconds!r}): give a number of seconds ≥ 0")
+    outer = clock.deadline
+    clock.deadline = min(outer, time.perf_counter() + seconds)
+    try:
+        yield
+    finally:
+        clock.deadline = outer
+
+
+def until(
+    test: Callable[[], object],
+    about: Callable[[], Wait],
+    timeout: float | None = None,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Return as soon as ``test()`` is true.
+
+    Parameters
+    ----------
+    test
+        Usually a request's `Test`.
+    about
+        Makes the `Wait` that says what is awaited; called only when somebody asks.
+    timeout
+        Seconds from now; the surrounding `deadline` counts as well.
+    look
+        Called between sleeps; may raise if it sees that the wait can never end.
+
+    Raises
+    ------
+    DeadlineError
+        When the time is over, and not within the first 2 ms.
+    """
+    if test():
+        return
+    outer_about, outer_began = clock.about, clock.began_ns
+    began_ns = time.perf_counter_ns()
+    clock.about, clock.began_ns = about, began_ns
+    try:
+        spin_until = began_ns + int(SPIN_S * 1e9)
+        while time.perf_counter_ns() < spin_until:
+            if test():
+                return
+            _drive()
+            os.sched_yield()
+        began = began_ns * 1e-9
+        limit = clock.deadline if timeout is None else min(clock.deadline, began + timeout)
+        while not test():
+            _drive()
+            if look is not None:
+                look()
+            now = time.perf_counter()
+            if now >= limit:
+                raise DeadlineError(_overdue(about(), now - began))
+            pause = min(LONGEST_SLEEP_S, max(SHORTEST_SLEEP_S, SLEEP_SHARE * (now - began)))
+            time.sleep(min(pause, max(limit - now, 0.0)))
+    finally:
+        clock.about, clock.began_ns = outer_about, outer_began
+
+
+def _drive() -> None:
+    for advance in tuple(progress):
+        advance()
+
+
+def waiting_now() -> Wait | None:
+    """What this rank is in at this moment, or None. May be asked from another thread while the main thread waits."""
+    about, began_ns = clock.about, clock.began_ns
+    if about is None:
+        return None
+    waited = (time.perf_counter_ns() - began_ns) * 1e-9
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return replace(about(), since=time.time() - waited, place=place(frame))
+
+
+def place(frame: FrameType | None = None) -> str:
+    """The innermost line of code outside labkit: ``file.py:12``, or ``cell line 4`` in a notebook."""
+    inner = frame if frame is not None else sys._getframe(1)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    at: FrameType | None = inner
+    while at is not None and at.f_code.co_filename.startswith(package):
+        at = at.f_back
+    at = at or inner
+    name, line = at.f_code.co_filename, at.f_lineno
+    if name.startswith("<ipython-input") or f"{os.sep}ipykernel_" in name:
+        return f"cell line {line}"
+    return f"{os.path.basename(name)}:{line}"
+
+
+def _overdue(wait: Wait, waited: float) -> str:
+    if wait.peer is not None:
+        cure = f"Let rank {wait.peer} make the matching call, check the tag, or allow more time."
+    elif wait.operation in ("recv", "irecv", "probe", "recv_object"):
+        cure = "Let some rank send to this one, check the tag, or allow more time."
+    else:
+        cure = (
+            "Let every rank of the communicator make this call. "
+            "Then run comm.renew() on every rank before the next collective."
+        )
+    where = place()
+    return (
+        f"rank {wait.rank} waited {waited:.2g} s in {wait.text} on communicator '{wait.communicator}' ({where}) "
+        f"and gave up. {cure}"
+    )
