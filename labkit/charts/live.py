@@ -175,6 +175,9 @@ class Live:
         figure = panels(list(range(self.ranks)), title=self.title)
         fill(figure, Run.of(self.collector.store))
         self._widget = go.FigureWidget(figure)
+        # As wide as the cell, also when the window changes; plotly's own default is 700 pixels. Setting this has no
+        # public name yet for a FigureWidget.
+        self._widget._config = {"responsive": True, "displaylogo": False}
         box = ipywidgets.VBox([self._widget, self._controls.row, self._controls.status])
         self._controls.say(self.summary())
         self._live = True
