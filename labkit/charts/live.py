@@ -175,9 +175,6 @@ class Live:
         figure = panels(list(range(self.ranks)), title=self.title)
         fill(figure, Run.of(self.collector.store))
         self._widget = go.FigureWidget(figure)
-        # As wide as the cell, also when the window changes; plotly's own default is 700 pixels. Setting this has no
-        # public name yet for a FigureWidget.
-        self._widget._config = {"responsive": True, "displaylogo": False}
         box = ipywidgets.VBox([self._widget, self._controls.row, self._controls.status])
         self._controls.say(self.summary())
         self._live = True
@@ -216,6 +213,8 @@ class Live:
         assert self._controls is not None
         with self._widget.batch_update():
             fill(self._widget, Run.of(self.collector.store))
+            # Only now: the figure was made off the page, where plotly finds no width and takes 700 pixels.
+            self._widget.layout.autosize = True
         failed = self.collector.error
         self._controls.say(self.summary(), f"No more steps are read: {failed}" if failed else "")
 

@@ -97,6 +97,9 @@ def test_traces_grow_while_the_cell_runs_and_stop_ends_it(page: Page, seen: Seen
     # Two ranks: their losses, the mean, their step times.
     assert [len(plot) for plot in page.evaluate(POINTS)] == [5]
 
+    width = page.evaluate("() => document.querySelector('.js-plotly-plot')._fullLayout.width")
+    assert width > 800, "the chart fills the cell"
+
     slider = page.locator(".widget-slider .noUi-handle").first
     slider.focus()
     slider.press("ArrowRight")
