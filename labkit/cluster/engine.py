@@ -7,8 +7,10 @@ is forked from the engine right after its imports, before MPI and any thread is 
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
+import sys
 from typing import IO, Any
 
 from ipyparallel.engine.app import IPEngine
@@ -81,8 +83,21 @@ class Engine(IPEngine):
         return url, self.watcher
 
 
+def leave_debugger_out() -> None:
+    """Let ipykernel find no debugger.
+
+    An engine has no channel for one, but ipykernel would load debugpy all the same: a third of an engine's start.
+    A cell can still import it.
+    """
+    if "debugpy" not in sys.modules:
+        sys.modules["debugpy"] = None  # type: ignore[assignment]  # what Python takes for "not installed"
+        importlib.import_module("ipykernel.debugger")
+        del sys.modules["debugpy"]
+
+
 def main() -> None:
     """Run one engine."""
+    leave_debugger_out()
     Engine.watcher = ForkedWatcher()
     Engine.launch_instance()
 
