@@ -135,6 +135,8 @@ def launch_training(world_size: int, arguments: list[str]) -> int:
 
     preflight.require(world_size, profile_folder("local"))
     command, environment = mpiexec_command(world_size)
+    if sys.stderr.isatty():  # mpiexec stands between the ranks and the terminal, so they cannot see it
+        environment["LABKIT_PROGRESS"] = "rewrite"
     world = subprocess.Popen([*command, sys.executable, "-m", "labkit.train", *arguments], env=environment)
     try:
         return world.wait()

@@ -5,6 +5,7 @@ from .flat import FlatGradients
 from .history import EpochRow, History, Steps
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
+from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
@@ -23,6 +24,7 @@ __all__ = [
     "History",
     "LeNet",
     "MPITransport",
+    "Progress",
     "Steps",
     "TorchTransport",
     "TrainError",

@@ -22,6 +22,7 @@ from .device import choose_device
 from .flat import FlatGradients
 from .history import History, versions
 from .optimizers import SGD, Optimizer
+from .progress import Progress
 from .recorder import Recorder
 from .replicas import TrainError, agree, replica_differences, shapes
 from .transport import MPITransport, Transport
@@ -109,7 +110,7 @@ def synchronous(
     seed: int = 0,
     validate: bool = True,
     check_replicas: bool = True,
-    progress: bool | Callable[[str], object] = True,
+    progress: bool | Progress = True,
     device: torch.device | str | None = None,
     over: Transport | None = None,
 ) -> History:
@@ -149,7 +150,7 @@ def synchronous(
     check_replicas
         Compare all ranks' parameters after each epoch.
     progress
-        Print one line an epoch on rank 0, or hand it to a function.
+        Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
     device
         Default: this rank's GPU where there is one, else the CPU.
     over
@@ -198,6 +199,7 @@ def synchronous(
     facts.record("seed", f"{seed} (shuffle, dropout)")
     history = History(over.rank, over.size, settings, versions(over.name))
     history.settings |= {"source": dataset.source, "device": str(device)}
+    told = (progress if isinstance(progress, Progress) else Progress()) if progress and over.rank == 0 else None
     wishes = Wishes(over, device, optim)
     recorder = Recorder(over, device, wishes.emitter)
     gradients: FlatGradients | LoopGradients = FlatGradients(model) if sync == "fused" else LoopGradients(model)
@@ -226,7 +228,7 @@ def synchronous(
             for epoch in range(epochs):
                 model.train()
                 recorder.begin_epoch(epoch)
-                for part in shard.epoch(epoch):
+                for number, part in enumerate(shard.epoch(epoch), start=1):
                     with recorder.timed_step(part, optim) as result:
                         gradients.zero()
                         result.loss, result.right = forward_and_backward(part)
@@ -235,6 +237,8 @@ def synchronous(
                         # Here and not before the step: the ranks are together now, and waiting for the notebook's
                         # answer is part of the step's time.
                         stop = wishes.stop()
+                    if told is not None:
+                        told.step(epoch + 1, epochs, number, shard.steps, result.loss)
                     if stop:
                         history.stopped = f"stopped from the notebook after step {recorder.step}"
                         break
@@ -248,9 +252,9 @@ def synchronous(
                     if initial_sync and row.replica_difference and over.rank == 0:
                         _warn(differences)
                 history.epochs.append(row)
-                if progress and over.rank == 0:
+                if told is not None:
                     line = row.line(epochs) + (f"  {history.stopped}" if history.stopped else "")
-                    progress(line) if callable(progress) else print(line, flush=True)
+                    told.epoch(line)
                 if history.stopped:
                     break
     except KeyboardInterrupt as interrupt:

@@ -26,6 +26,7 @@ from .launched import launched_local_size, launched_size
 from .models import MODELS
 from .optimizers import Adam
 from .options import DEFAULT_INIT_METHOD, UsageError
+from .progress import Progress
 from .replicas import TrainError
 from .synchronous import synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> History:
                 optimizer=adam if args.optimizer == "adam" else None,
                 sync=args.sync,
                 seed=args.seed,
-                progress=lambda line: print(line, file=sys.stderr, flush=True),
+                progress=Progress(sys.stderr),
                 device=choose_device(args.no_cuda),
                 over=over,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit.data import Dataset, from_tensors
-from labkit.train import Alone, FlatGradients, LeNet, TrainError, synchronous
+from labkit.train import Alone, FlatGradients, LeNet, Progress, TrainError, synchronous
 
 
 def noise(n: int = 50, seed: int = 0) -> Dataset:
@@ -120,11 +121,22 @@ def test_an_interrupt_leaves_a_model_that_trains_on() -> None:
 
 
 def test_progress_is_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    lines: list[str] = []
-    synchronous(LeNet(), noise(), epochs=2, over=Alone(), progress=lines.append)
-    assert [line[:9] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    stream = io.StringIO()
+    synchronous(LeNet(), noise(), epochs=2, over=Alone(), progress=Progress(stream))
+    assert [line[:9] for line in stream.getvalue().splitlines()] == ["epoch 1/2", "epoch 2/2"]
     synchronous(LeNet(), noise(), epochs=3, over=Alone())
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_where_the_line_can_be_rewritten_it_tells_how_far_the_epoch_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.train.progress.PAUSE_S", 0.0)
+    stream = io.StringIO()
+    synchronous(LeNet(), noise(), epochs=1, over=Alone(), progress=Progress(stream, rewrite=True))
+    first, *others = stream.getvalue().split("\r")
+    assert first.startswith("epoch 1/1  step 1/")
+    assert "test accuracy" in others[-1]
+    assert others[-1].endswith("\n")
+    assert stream.getvalue().count("\n") == 1
 
 
 def test_without_validation_and_check_nothing_is_said_of_them() -> None:
