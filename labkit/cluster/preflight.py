@@ -144,7 +144,10 @@ def check_one_mpi() -> Check:
         command, environment = implementations.mpiexec_command(2)
     except MPINotFoundError as error:
         return Check(name, False, error.problem, error.cure)
-    program = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, MPI.Get_library_version().split(',')[0].strip())"
+    program = (
+        "from mpi4py import MPI; library = MPI.Get_library_version().splitlines()[0].split(',')[0]\n"
+        "if MPI.COMM_WORLD.rank == 0: print(MPI.COMM_WORLD.size, ' '.join(library.split()), flush=True)"
+    )
     try:
         done = subprocess.run(
             [*command, sys.executable, "-c", program],

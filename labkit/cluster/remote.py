@@ -31,7 +31,7 @@ def introduce() -> dict[str, Any]:
         "children": [child.pid for child in process.children()],
         "device": f"cuda:{rank % gpus}" if gpus else "cpu",
         "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0)),
-        "mpi": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 "),
+        "mpi": " ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()),
         "segments": sorted(segments),
     }
 
