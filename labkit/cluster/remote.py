@@ -19,9 +19,9 @@ def introduce() -> dict[str, Any]:
     import psutil
     from mpi4py import MPI
 
+    from labkit.cluster.probe import mapped_segments, mpi_library
+
     process = psutil.Process()
-    with open("/proc/self/maps") as regions:
-        segments = {region.split(maxsplit=5)[-1].strip() for region in regions if "/dev/shm/" in region}
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     rank = MPI.COMM_WORLD.rank
     return {
@@ -31,8 +31,8 @@ def introduce() -> dict[str, Any]:
         "children": [child.pid for child in process.children()],
         "device": f"cuda:{rank % gpus}" if gpus else "cpu",
         "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0)),
-        "mpi": " ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split()),
-        "segments": sorted(segments),
+        "mpi": mpi_library(),
+        "segments": mapped_segments(),
     }
 
 

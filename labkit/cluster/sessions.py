@@ -22,7 +22,7 @@ import psutil
 
 from labkit.cluster.errors import ClusterError
 
-__all__ = ["ProcessMark", "Session", "adopt", "clean_stale", "private_folder", "sessions"]
+__all__ = ["ProcessMark", "Session", "adopt", "clean_stale", "private_folder", "remove_unmapped", "sessions"]
 
 
 def private_folder() -> Path:
