@@ -67,5 +67,14 @@ def lines(
         line: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "dash": dash(index), "width": 2}
         mode = "lines+markers" if len(x) <= 40 else "lines"
         figure.add_trace(go.Scatter(x=list(x), y=list(values), name=name, mode=mode, line=line))
-    kind = {"type": "log", "exponentformat": "SI", "dtick": 1} if log else {}
-    return figure.update_xaxes(title_text=xlabel, **kind).update_yaxes(title_text=ylabel, **kind)
+    if log:
+        figure.update_xaxes(**_log_axis(x))
+        figure.update_yaxes(**_log_axis([value for values in series.values() for value in values]))
+    return figure.update_xaxes(title_text=xlabel).update_yaxes(title_text=ylabel)
+
+
+def _log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """One label a decade; also 2 and 5 where there are few decades."""
+    positive = [value for value in values if value > 0]
+    wide = not positive or max(positive) > 300 * min(positive)
+    return {"type": "log", "exponentformat": "SI", "dtick": 1 if wide else "D2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,18 @@ class RankFailure:
     def __str__(self) -> str:
         first = self.message.strip().splitlines()[0] if self.message.strip() else ""
         return f"{self.name}: {first}" if first else self.name
+
+
+# What labkit itself raises to say what a cell did wrong; where in labkit it was found out helps nobody.
+OWN_ERRORS = {"ArgumentError", "CommError", "DataError", "DeadlineError", "MismatchError", "TrainError"}
+FRAME = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm|data|train)/")
+
+
+def without_own_frames(name: str, traceback: str) -> str:
+    """IPython's traceback of an error of labkit's own, down to the cell's line that called it."""
+    if name not in OWN_ERRORS:
+        return traceback
+    return "\n\n".join(block for block in traceback.split("\n\n") if not FRAME.match(block.lstrip()))
 
 
 class CellError(RuntimeError):
@@ -149,7 +162,8 @@ class Cell:
         message = error.evalue if remote else str(error)  # type: ignore[attr-defined]
         if name == "EngineError":
             name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.restart()"
-        return RankFailure(rank, name, message, getattr(error, "traceback", None) or f"{name}: {message}")
+        traceback = getattr(error, "traceback", None) or f"{name}: {message}"
+        return RankFailure(rank, name, message, without_own_frames(name, traceback))
 
     def text(self, rank: int, stream: str) -> str:
         """What `rank` has written so far to "stdout" or "stderr"."""

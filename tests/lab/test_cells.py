@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import re
 import signal
 import threading
 
@@ -126,3 +127,12 @@ def test_variables_go_to_the_ranks_and_come_back_in_rank_order(lab: Lab) -> None
     assert lab.pull("[mpi_rank] * 2", ranks=[2]) == [[2, 2]]
     with pytest.raises(CellError, match="NameError"):
         lab.pull("not_there")
+
+
+def test_an_error_of_labkits_own_is_shown_at_the_cells_line_not_inside_labkit(lab: Lab) -> None:
+    with pytest.raises(CellError) as caught:
+        lab.run("from labkit import comm\nimport numpy as np\ncomm.all_reduce(np.ones(1 + comm.rank))", show=False)
+    assert caught.value.first.name == "MismatchError"
+    assert "all_reduce(np.ones(" in re.sub(r"\x1b\[[\d;]*m", "", caught.value.first.traceback)
+    assert "agreement.py" not in caught.value.first.traceback
+    assert "rank 2  all_reduce(sum, float64, shape (3,))" in caught.value.first.message
