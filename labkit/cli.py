@@ -197,13 +197,13 @@ def bench(
     raise typer.Exit(0 if met else 1)
 
 
-@app.command()
-def notebook(arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to JupyterLab.")] = None) -> None:
-    """Open JupyterLab on loopback, its cluster tab listing labkit's profiles."""
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def notebook(context: typer.Context) -> None:
+    """Open JupyterLab on loopback, its cluster tab listing labkit's profiles; arguments go to JupyterLab."""
     from labkit.cluster.profiles import profile_folder
 
     environment: dict[str, Any] = os.environ | {"IPYTHONDIR": str(profile_folder("local").parent)}
-    command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", *(arguments or [])]
+    command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", *context.args]
     if os.geteuid() == 0:
         command.append("--allow-root")
     raise typer.Exit(subprocess.call(command, env=environment))
