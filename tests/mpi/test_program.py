@@ -14,6 +14,8 @@ import pytest
 from labkit.cluster.implementations import mpiexec_command
 from labkit.train import History
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 LINE = re.compile(
     r"Rank: (\d+)/(\d+), train loss: \d+\.\d{6}, train acc: \d+\.\d\d%, "
     r"test loss: \d+\.\d{6}, test acc: \d+\.\d\d%\."

@@ -8,6 +8,8 @@ import pytest
 
 from tests.mpi.launch import run
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
