@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -19,8 +20,6 @@ from labkit.cluster.output import CellOutput
 from labkit.cluster.sessions import Session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from labkit.charts.live import Live
     from labkit.telemetry import Collector
 
@@ -246,7 +245,9 @@ class Lab:
         if self._collector is None:
             from labkit.telemetry import Collector
 
-            folder: Path = self.session.folder
+            # One folder a notebook: two that watch the same lab must not take each other's sockets.
+            folder = self.session.folder / f"live-{os.getpid()}"
+            folder.mkdir(mode=0o700, exist_ok=True)
             self._collector = Collector(self.size, folder)
             endpoints = self._collector.endpoints
             self.view.apply_async(remote.connect_telemetry, endpoints.metrics, endpoints.control).get(timeout=30)

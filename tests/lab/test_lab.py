@@ -162,3 +162,24 @@ def test_connection_files_are_private(lab: Lab) -> None:
     files = list(security.glob(f"*{lab.session.cluster_id}*.json"))
     assert files
     assert all(file.stat().st_mode & 0o077 == 0 for file in files if "ipcontroller" in file.name)
+
+
+def test_steps_of_all_ranks_reach_the_notebook_and_a_stop_reaches_all_ranks(lab: Lab) -> None:
+    store = lab.collector.store
+    lab.run("from labkit import data, train\ndigits = data.load('digits', size=600)", show=False)
+    train = (
+        "history = train.synchronous(train.LeNet(), digits, epochs={}, batch_size=20, progress=False, validate=False)"
+    )
+    lab.run(train.format(2), show=False)
+    assert eventually(lambda: store.received == 3 * 20)
+    assert lab.collector.counts.lost == lab.collector.counts.dropped == 0
+    assert all(list(store.series(rank)["step"]) == list(range(20)) for rank in range(3))
+    lab.run(train.format(100_000), block=False)
+    assert eventually(lambda: store.received > 3 * 40, 30)
+    lab.collector.send_control(stop=True)
+    lab.wait()
+    assert len(set(lab.pull("len(history.steps)"))) == 1, "all ranks leave at the same step"
+    assert all("stopped from the notebook" in stopped for stopped in lab.pull("history.stopped"))
+    facts = labkit.facts()
+    assert any("digits" in value for value in facts["data set"])
+    assert facts["seed"]
