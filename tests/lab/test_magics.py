@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from labkit.cluster.errors import ClusterError
@@ -83,3 +87,37 @@ def test_ranks_are_named_by_numbers_and_ranges(written: str, meant: list[int]) -
 def test_ranks_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ClusterError, match="names no ranks"):
         parse_ranks("one", 4)
+
+
+def test_output_is_shown_while_the_cell_still_runs() -> None:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(30)
+        client.execute_interactive("import labkit\nlab = labkit.start(2)", timeout=60)
+        shown: list[str] = []
+
+        def note(message: dict[str, Any]) -> None:
+            if message["msg_type"] in ("display_data", "update_display_data"):
+                shown.append(message["content"]["data"]["text/plain"])
+                if "second" not in shown[-1]:
+                    (Path(folder) / "go").touch()  # the ranks go on only when their first line has been seen
+
+        with tempfile.TemporaryDirectory() as folder:
+            cell = f"""%%px
+            import time
+            from pathlib import Path
+            print("first")
+            while not Path("{folder}/go").exists():
+                time.sleep(0.02)
+            print("second")"""
+            client.execute_interactive(textwrap.dedent(cell), timeout=30, output_hook=note)
+        assert shown[0].splitlines()[0] == "rank 0 │ first"
+        assert "second" not in shown[0]
+        assert shown[-1] == "rank 0 │ first\nrank 0 │ second\nrank 1 │ first\nrank 1 │ second"
+        client.execute_interactive("lab.stop()", timeout=30)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
