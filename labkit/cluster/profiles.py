@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from labkit.cluster.errors import ProfileNotFoundError
+from labkit.cluster.sessions import private_folder
 
 __all__ = ["profile_folder", "profile_folders"]
 
@@ -29,8 +31,17 @@ def profile_folders() -> dict[str, Path]:
     return found
 
 
+def own_copy(profile: Path) -> Path:
+    """A copy of a profile that is installed where this user cannot write; ipyparallel keeps its files in it."""
+    copy = private_folder() / "profiles" / profile.name
+    copy.mkdir(parents=True, exist_ok=True)
+    for file in profile.glob("*.py"):
+        shutil.copyfile(file, copy / file.name)
+    return copy
+
+
 def profile_folder(name: str) -> Path:
-    """The folder of profile `name`.
+    """The folder of profile `name`: used in place, or a copy in the user's own folder where that cannot be written to.
 
     Raises
     ------
@@ -39,7 +50,7 @@ def profile_folder(name: str) -> Path:
     """
     found = profile_folders()
     if name in found:
-        return found[name]
+        return found[name] if os.access(found[name], os.W_OK) else own_copy(found[name])
     there = ", ".join(found) or "none"
     looked = ", ".join(map(str, roots())) or "no folder at all"
     raise ProfileNotFoundError(

@@ -11,6 +11,7 @@ import pytest
 
 from labkit.cluster import implementations, preflight
 from labkit.cluster.errors import ClusterError, MPINotFoundError, PreflightError
+from labkit.cluster.profiles import profile_folder
 from labkit.cluster.sessions import ProcessMark, Session, clean_stale, private_folder, sessions
 
 VERSIONS = {
@@ -116,3 +117,13 @@ def test_a_record_that_is_damaged_is_no_session_and_a_stale_one_is_cleaned(
     assert any("labkit-1-stale" in line for line in removed)
     assert sessions() == []
     assert [file.name for file in security.iterdir()] == ["ipcontroller-other-client.json"], "only what is ours"
+
+
+def test_a_profile_that_cannot_be_written_to_is_used_as_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert profile_folder("local").parent.name == "profiles"
+    assert tmp_path not in profile_folder("local").parents
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    copy = profile_folder("local")
+    assert tmp_path in copy.parents
+    assert "labkit" in (copy / "ipcluster_config.py").read_text()
