@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple
 
 from labkit.comm.errors import ArgumentError, DeadlineError
+from labkit.telemetry.states import Wait
 
 __all__ = ["Spent", "Wait", "clock", "deadline", "place", "progress", "spent", "until", "waiting_now"]
 
@@ -38,28 +39,6 @@ class Spent(NamedTuple):
 
     wait_s: float
     transfer_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """What a rank is waiting for. `peer` and `tag` are None for collectives and where any would do."""
-
-    operation: str
-    rank: int
-    communicator: str = "world"
-    peer: int | None = None
-    """Rank within `communicator`."""
-    peer_in_world: int | None = None
-    """The same rank, counted in the world."""
-    tag: int | None = None
-    count: int | None = None
-    dtype: str | None = None
-    since: float = 0.0
-    """Seconds since the epoch."""
-    place: str = ""
-    """The user's line: ``file.py:12`` or ``cell line 4``."""
-    text: str = ""
-    """The call as a reader would write it, such as ``recv(src=1, tag=0)``."""
 
 
 class _Clock:
