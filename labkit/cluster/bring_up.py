@@ -6,12 +6,16 @@ import logging
 import os
 import re
 import secrets
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.cluster import preflight, remote
+import psutil
+
+from labkit.cluster import guard, preflight, remote
 from labkit.cluster.errors import StartError
 from labkit.cluster.profiles import profile_folder
 from labkit.cluster.sessions import ProcessMark, Session, clean_stale
@@ -35,6 +39,13 @@ class RankInfo:
     device: str
     threads: int
     mpi: str
+
+    def process(self) -> psutil.Process | None:
+        """Its process, None when it is gone."""
+        try:
+            return psutil.Process(self.pid)
+        except psutil.NoSuchProcess:
+            return None
 
 
 @dataclass
@@ -89,7 +100,7 @@ def bring_up(
     """
     folder = profile_folder(profile)
     preflight.require(ranks, folder)
-    clean_stale()
+    say_removed(clean_stale())
 
     from ipyparallel import Cluster
     from traitlets.config import Config
@@ -107,9 +118,10 @@ def bring_up(
     owner = ProcessMark.of(os.getpid(), "owner")
     assert owner is not None  # this process lives
     session = Session(cluster.cluster_id, str(folder), ranks, owner, detached)
-    session.save()
     client: Client | None = None
     try:
+        session.save()
+        guard.post(session)
         progress("starting the controller")
         cluster.start_controller_sync()
         note_process(session, cluster.controller.pid, "controller")
@@ -120,6 +132,7 @@ def bring_up(
         await_engines(cluster, client, ranks, timeout)
         infos = introductions(client, session)
         check_one_world(infos, ranks)
+        session.ready = True
         session.save()
         return World(session, client, infos, cluster)
     except BaseException:
@@ -127,6 +140,14 @@ def bring_up(
             client.close()
         session.remove(grace_s=1.0)
         raise
+
+
+def say_removed(removed: list[str]) -> None:
+    """Tell in one line what an earlier lab had left."""
+    kinds = Counter(line.split(" /")[0].rstrip("0123456789 ") for line in removed)
+    if kinds:
+        what = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+        print(f"labkit: removed what an earlier lab had left ({what}).", file=sys.stderr)
 
 
 def note_process(session: Session, pid: int, role: str) -> None:

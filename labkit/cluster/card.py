@@ -8,8 +8,16 @@ from html import escape
 
 __all__ = ["RankStatus", "card_html", "card_text"]
 
-COLUMNS = ("rank", "host", "pid", "device", "threads", "memory", "state")
-STATE_COLOURS = {"ready": "#2e7d32", "running": "#1565c0", "stopped": "#b26a00", "gone": "#c62828"}
+COLUMNS = ("rank", "host", "pid", "device", "threads", "memory", "state", "doing")
+STATE_COLOURS = {
+    "ready": "#2e7d32",
+    "computing": "#1565c0",
+    "waiting": "#6a1b9a",
+    "failed": "#c62828",
+    "stopped": "#b26a00",
+    "silent": "#b26a00",
+    "gone": "#c62828",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,10 @@ class RankStatus:
     memory
         Resident memory in bytes, None when the process is gone.
     state
-        "ready", "running", "stopped" (by a signal) or "gone".
+        "ready", "computing", "waiting", "failed" (in the cell that still runs elsewhere), "stopped" (by a signal),
+        "silent" (it does not answer) or "gone".
+    doing
+        For whom or since when, in words.
     """
 
     rank: int
@@ -31,11 +42,21 @@ class RankStatus:
     threads: int
     memory: int | None
     state: str
+    doing: str = ""
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, in the order of the card's columns."""
         memory = "–" if self.memory is None else f"{self.memory / 1e6:,.0f} MB"
-        return (str(self.rank), self.host, str(self.pid), self.device, str(self.threads), memory, self.state)
+        return (
+            str(self.rank),
+            self.host,
+            str(self.pid),
+            self.device,
+            str(self.threads),
+            memory,
+            self.state,
+            self.doing,
+        )
 
 
 def card_html(title: str, rows: Iterable[RankStatus]) -> str:

@@ -1,35 +1,29 @@
-"""Running a piece of code on the ranks, and following it rank by rank until every rank is back."""
+"""A piece of code under way on the ranks, and the errors it can end with."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from labkit.cluster.deadlock import Verdict
+from labkit.cluster.seen import rank_list
 
 if TYPE_CHECKING:
     from ipyparallel import AsyncResult, Client
 
-__all__ = ["Cell", "CellError", "CellInterrupted", "RankFailure", "rank_list"]
-
-# After the first error the other ranks get this long to finish by themselves before they are interrupted.
-GRACE_AFTER_ERROR_S = 0.5
-# A rank that does not react to an interrupt within this time is blocked in a call that ignores it.
-GRACE_AFTER_INTERRUPT_S = 5.0
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 2", "ranks 0, 1 and 3", "ranks 0 to 3"."""
-    ranks = sorted(ranks)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+__all__ = [
+    "Cell",
+    "CellDeadlineError",
+    "CellError",
+    "CellInterrupted",
+    "DeadlockError",
+    "RankFailure",
+    "rank_list",
+]
 
 
 @dataclass(frozen=True)
@@ -76,44 +70,102 @@ class CellError(RuntimeError):
     Attributes
     ----------
     first
-        The failure that came first.
+        The failure that came first; None where no rank failed by itself.
     states
-        One line for every rank that took part.
+        What became of every rank that took part, in a few words.
+    stuck
+        Ranks that did not come back, and why.
+    seen
+        What every rank was doing when the others were freed, a line each.
+    verdict
+        The proof, if the cell was ended because ranks could never have gone on.
     """
 
-    def __init__(self, first: RankFailure, states: Mapping[int, str], stuck: Sequence[int] = ()) -> None:
-        self.first, self.states, self.stuck = first, dict(states), list(stuck)
-        super().__init__("\n".join([f"rank {first.rank} failed first: {first}", *describe(states, stuck)]))
+    verdict: Verdict | None = None
+
+    def __init__(
+        self,
+        first: RankFailure | None,
+        states: Mapping[int, str],
+        stuck: Mapping[int, str] | None = None,
+        seen: Sequence[str] = (),
+    ) -> None:
+        self.first, self.states, self.stuck, self.seen = first, dict(states), dict(stuck or {}), list(seen)
+        super().__init__("\n".join(self._plain()))
+
+    def _plain(self) -> list[str]:
+        assert self.first is not None
+        return [f"rank {self.first.rank} failed first: {self.first}", *describe(self.states, self.stuck)]
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the first rank's own traceback, then every other rank in a line."""
+        assert self.first is not None
         lines = [f"rank {self.first.rank} failed first:", *self.first.traceback.splitlines()]
         others = {rank: state for rank, state in self.states.items() if rank != self.first.rank}
         return lines + ([""] if others or self.stuck else []) + describe(others, self.stuck)
 
 
+class DeadlockError(CellError):
+    """Some ranks of a cell could never have gone on; they were freed, and their variables are kept."""
+
+    def __init__(self, verdict: Verdict, states: Mapping[int, str], stuck: Mapping[int, str] | None = None) -> None:
+        self.verdict = verdict
+        super().__init__(None, states, stuck, verdict.lines)
+
+    def _plain(self) -> list[str]:
+        return [*str(self.verdict).splitlines(), freed(self.stuck), *describe({}, self.stuck)]
+
+    def _render_traceback_(self) -> list[str]:
+        first, *rest = self._plain()
+        assert self.verdict is not None
+        name = "MismatchError" if self.verdict.kind == "mismatch" else "DeadlockError"
+        return [f"{name}: {first}", *rest]
+
+
+class CellDeadlineError(CellError, TimeoutError):
+    """A cell was ended because its deadline had passed; the ranks' variables are kept."""
+
+    def __init__(
+        self, seconds: float, seen: Sequence[str], states: Mapping[int, str], stuck: Mapping[int, str] | None = None
+    ) -> None:
+        self.seconds = seconds
+        super().__init__(None, states, stuck, seen)
+
+    def _plain(self) -> list[str]:
+        head = f"the cell was not done after {self.seconds:g} s. Then"
+        return [head, *(f"  {line}" for line in self.seen), freed(self.stuck), *describe({}, self.stuck)]
+
+    def _render_traceback_(self) -> list[str]:
+        first, *rest = self._plain()
+        return [f"DeadlineError: {first}", *rest]
+
+
 class CellInterrupted(KeyboardInterrupt):
     """A cell was interrupted from the notebook; the ranks' variables are kept."""
 
-    def __init__(self, states: Mapping[int, str], stuck: Sequence[int] = ()) -> None:
-        self.states, self.stuck = dict(states), list(stuck)
+    def __init__(
+        self, states: Mapping[int, str], stuck: Mapping[int, str] | None = None, seen: Sequence[str] = ()
+    ) -> None:
+        self.states, self.stuck, self.seen = dict(states), dict(stuck or {}), list(seen)
         super().__init__("\n".join(self._render_traceback_()))
 
     def _render_traceback_(self) -> list[str]:
-        kept = (
-            "Interrupted." if self.stuck else "Interrupted: every rank is back at its prompt, its variables are kept."
-        )
-        return [kept, *describe(self.states, self.stuck)]
+        return [f"Interrupted. {freed(self.stuck)}", *describe(self.states, self.stuck)]
 
 
-def describe(states: Mapping[int, str], stuck: Sequence[int]) -> list[str]:
+def freed(stuck: Mapping[int, str]) -> str:
+    """What has become of the ranks, in a sentence."""
+    return "" if stuck else "Every rank is back at its prompt, its variables are kept."
+
+
+def describe(states: Mapping[int, str], stuck: Mapping[int, str]) -> list[str]:
     """One line a rank, equal ones together, and the cure for those that did not come back."""
     together: dict[str, list[int]] = {}
     for rank, state in states.items():
         together.setdefault(state, []).append(rank)
     lines = [f"  {rank_list(ranks)}: {state}" for state, ranks in together.items()]
-    if stuck:
-        lines.append(f"  {rank_list(stuck).capitalize()} did not come back: blocked in a call that ignores interrupts.")
+    lines += [f"  {rank_list([rank]).capitalize()} did not come back: {why}." for rank, why in stuck.items()]
+    if any("SIGSTOP" not in why for why in stuck.values()):
         lines.append("  Cure: lab.restart() (the ranks' variables are lost).")
     return lines
 
@@ -153,8 +205,9 @@ class Cell:
                 when = result.metadata.get("completed")
                 # A rank that was interrupted because of another's failure did not fail by itself.
                 own = getattr(error, "ename", "") != "KeyboardInterrupt"
-                failed.append((not own, when.timestamp() if when else time.time(), rank, error))
-        return [self._failure(rank, error) for _, _, rank, error in sorted(failed, key=lambda item: item[:3])]
+                died = "EngineError" in (type(error).__name__, getattr(error, "ename", ""))
+                failed.append((not died, not own, when.timestamp() if when else time.time(), rank, error))
+        return [self._failure(rank, error) for *_, rank, error in sorted(failed, key=lambda item: item[:4])]
 
     def _failure(self, rank: int, error: BaseException) -> RankFailure:
         remote = getattr(error, "ename", None) is not None
@@ -182,52 +235,7 @@ class Cell:
             # Through each rank's own watcher process: signalling the whole engine set would end the MPI job.
             self.client.send_signal(signal.SIGINT, targets=engines, block=False)
 
-    def bring_back(self, limit_s: float = GRACE_AFTER_INTERRUPT_S) -> list[int]:
-        """Interrupt every rank that is at work until it is back; gives those that are not after `limit_s` seconds."""
-        deadline = time.monotonic() + limit_s
-        while (pending := self.pending) and time.monotonic() < deadline:
-            # Again and again: a rank that has not begun with the cell yet ignores the signal.
-            self.interrupt(pending)
-            wait([self.results[rank] for rank in pending], timeout=0.5)
-        return self.pending
-
-    def wait(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """Wait until every rank is back, calling `on_change` a few times a second.
-
-        A first error, or Ctrl-C here, interrupts the ranks that are still at work.
-
-        Raises
-        ------
-        CellError
-            When the code failed on a rank.
-        CellInterrupted
-            When it was interrupted from here.
-        """
-        interrupted = False
-        first_error: float | None = None
-        try:
-            while pending := self.pending:
-                wait([self.results[rank] for rank in pending], timeout=0.05, return_when=FIRST_COMPLETED)
-                on_change()
-                if first_error is None and self.failures():
-                    first_error = time.monotonic()
-                if first_error is not None and time.monotonic() > first_error + GRACE_AFTER_ERROR_S:
-                    self.bring_back()
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: waiting is no longer wanted
-                self.bring_back()
-        self._wait_for_output()
-        on_change()
-        stuck = self.pending
-        if interrupted:
-            raise CellInterrupted(self.states(), stuck)
-        failures = self.failures()
-        if failures:
-            raise CellError(failures[0], self.states(), stuck)
-
-    def _wait_for_output(self) -> None:
+    def wait_for_output(self) -> None:
         """Output travels on another socket than the reply: give it time to arrive, within reason."""
         deadline = time.monotonic() + 2
         for result in self.results.values():

@@ -31,6 +31,7 @@ def start(
     *,
     timeout: float = 60.0,
     detached: bool = False,
+    deadline: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Lab:
     """Start a lab: `ranks` processes that are one MPI world, ready for `%%px` cells.
@@ -47,6 +48,8 @@ def start(
         Seconds that the ranks have to come up.
     detached
         Let the lab outlive this process (``labkit down`` ends it).
+    deadline
+        Seconds after which a cell is ended (default: never); ``%%px --deadline`` sets another for one cell.
     progress
         Called with a few words at each stage.
 
@@ -61,7 +64,7 @@ def start(
     if _current is not None and _current.owned and not _current.session.detached:
         _current.stop()
     world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
-    lab = Lab(world, owned=True, profile=profile)
+    lab = Lab(world, owned=True, profile=profile, deadline=deadline)
     lab.prepare()
     return become(lab)
 
@@ -106,7 +109,8 @@ def connect(cluster_id: str | None = None) -> Lab:
     while len(client.ids) < session.ranks and time.monotonic() < deadline:
         time.sleep(0.05)
     world = World(session, client, introductions(client, session))
-    session.save()
+    if session.guard is None:  # of JupyterLab's cluster tab; else its owner has its ranks on record, and may be writing
+        session.save()
     return become(Lab(world, owned=False))
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from labkit.cluster import current, remote
+from labkit.cluster import current, guard, remote
 from labkit.cluster.bring_up import RankInfo, World, bring_up
 from labkit.cluster.card import RankStatus, card_html, card_text
 from labkit.cluster.cells import Cell, CellError, CellInterrupted, rank_list
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.output import CellOutput
+from labkit.cluster.seen import Seen, in_words
 from labkit.cluster.sessions import Session
+from labkit.cluster.stacks import Stacks
+from labkit.cluster.wardens import Wardens, socket_path
+from labkit.cluster.watch import Watch, bring_back, follow, stuck_ranks
 
 if TYPE_CHECKING:
     from labkit.charts.live import Live
@@ -41,16 +44,21 @@ class Lab:
         Functions called in the main thread after every `%%px` cell.
     last
         The last cell that ran: `lab.last.text(rank, "stdout")`.
+    deadline
+        Seconds after which a cell is ended that says nothing else; None: never.
     """
 
-    def __init__(self, world: World, *, owned: bool, profile: str = "local") -> None:
+    def __init__(self, world: World, *, owned: bool, profile: str = "local", deadline: float | None = None) -> None:
         self._world = world
         self.owned = owned
         self.profile = profile
+        self.deadline = deadline
+        self._watch = self._new_watch()
         self.after_cell: list[Callable[[], None]] = []
         self.last: Cell | None = None
         self._collector: Collector | None = None
         self._live: Live | None = None
+        self._alarm = guard.Alarm(world.session, self._fallen)
 
     # ---- who is there -------------------------------------------------------------------------------------------
 
@@ -76,8 +84,8 @@ class Lab:
 
     @property
     def running(self) -> bool:
-        """Whether the lab's controller still runs."""
-        return self.session.running
+        """Whether the lab's controller and launcher still run."""
+        return self._alarm.reason is None and self.session.running
 
     @property
     def view(self) -> Any:
@@ -88,20 +96,13 @@ class Lab:
 
     def status(self) -> list[RankStatus]:
         """What every rank is doing and how much memory it holds."""
-        busy = set(self.last.pending) if self.last else set()
+        seen, now = self.seen() if self.running else {}, time.time()
         rows = []
         for info in self.ranks:
-            memory, state = None, "gone"
-            if self.running and info.engine in self.client.ids:
-                state = "running" if info.rank in busy else "ready"
-                try:
-                    process = psutil.Process(info.pid)
-                    memory = process.memory_info().rss
-                    if process.status() == psutil.STATUS_STOPPED:
-                        state = "stopped"
-                except psutil.NoSuchProcess:
-                    state = "gone"
-            rows.append(RankStatus(info.rank, info.host, info.pid, info.device, info.threads, memory, state))
+            one, process = seen.get(info.rank), info.process()
+            memory = process.memory_info().rss if one and process and one.condition != "gone" else None
+            state, doing = ("gone", "") if one is None else in_words(one, now)
+            rows.append(RankStatus(info.rank, info.host, info.pid, info.device, info.threads, memory, state, doing))
         return rows
 
     def _title(self) -> str:
@@ -116,11 +117,36 @@ class Lab:
 
     def prepare(self) -> None:
         """Let the ranks make their communicator while the user looks at the card; the first cell comes after it."""
-        self.view.apply_async(remote.make_communicator)
+        self.view.apply_async(remote.prepare, self._addresses)
+
+    @property
+    def _addresses(self) -> str:
+        """Where each rank listens, with its process id to be filled in."""
+        return str(socket_path(self.session.folder, "{pid}"))
+
+    def _new_watch(self) -> Watch:
+        return Watch(self._world.ranks, Wardens(self._world.session.folder))
+
+    def seen(self) -> dict[int, Seen]:
+        """What every rank is doing at this moment, as it says itself, also while it is blocked."""
+        return self._watch.seen(self.last if self.last and self.last.pending else None)
+
+    def where(self) -> Stacks:
+        """The stack of each rank's main thread, without interrupting it."""
+        answers = self._watch.wardens.ask([info.pid for info in self.ranks], "stack")
+        return Stacks({info.rank: answers.get(info.pid) for info in self.ranks})
 
     # ---- running code -------------------------------------------------------------------------------------------
 
-    def run(self, code: str, ranks: Sequence[int] | None = None, *, block: bool = True, show: bool = True) -> Cell:
+    def run(
+        self,
+        code: str,
+        ranks: Sequence[int] | None = None,
+        *,
+        block: bool = True,
+        show: bool = True,
+        deadline: float | None = None,
+    ) -> Cell:
         """Run `code` on the ranks, as a `%%px` cell does.
 
         Parameters
@@ -133,11 +159,17 @@ class Lab:
             Wait until every rank is back.
         show
             Show what the ranks print, in rank order, while it comes.
+        deadline
+            Seconds after which it is ended (default: the lab's deadline). Not for cells that are not waited for.
 
         Raises
         ------
         CellError
             When the code fails on a rank; the others are interrupted.
+        DeadlockError
+            When ranks wait for each other, or for one that has left the cell; they are freed.
+        CellDeadlineError
+            When the deadline has passed.
         CellInterrupted
             When it is interrupted from here.
         ClusterError
@@ -148,21 +180,28 @@ class Lab:
         if not block:
             return cell
         try:
-            self._wait(cell, show)
+            self._wait(cell, show, deadline)
         finally:
             for function in list(self.after_cell):
                 function()
         return cell
 
-    def wait(self) -> None:
-        """Wait for a cell that was started without waiting, and show what it printed."""
+    def wait(self, deadline: float | None = None) -> None:
+        """Wait for a cell that was started without waiting, and show what it printed; as `run` does."""
         if self.last is not None:
-            self._wait(self.last, show=True)
+            self._wait(self.last, True, deadline)
 
-    def _wait(self, cell: Cell, show: bool) -> None:
+    def _wait(self, cell: Cell, show: bool, deadline: float | None) -> None:
         output = CellOutput(cell) if show else None
+        limit = self.deadline if deadline is None else deadline
         try:
-            cell.wait(output.refresh if output else lambda: None)
+            follow(
+                cell,
+                self._watch,
+                output.refresh if output else lambda: None,
+                deadline_s=limit,
+                ended=lambda: self._alarm.reason,
+            )
         except (CellError, CellInterrupted) as problem:
             if not problem.stuck:
                 self._recover()
@@ -209,19 +248,18 @@ class Lab:
         # Pickled there and not by ipyparallel, which would sort every dictionary on the way.
         code = f"import pickle as _pickle\n_pulled = _pickle.dumps({expression}, protocol=5)"
         cell = Cell(self.client, self._engines(ranks), code)
-        cell.wait()
+        follow(cell, self._watch)
         pulled = self.client[list(cell.engines.values())].pull("_pulled", block=True)
         return [pickle.loads(value) for value in pulled]
 
     def interrupt(self) -> None:
         """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
         if self.last is not None and self.last.pending:
-            stuck_ranks = self.last.bring_back()
-            if stuck_ranks:
-                stuck = rank_list(stuck_ranks).capitalize()
-                raise ClusterError(
-                    f"{stuck} did not come back: blocked in a call that ignores interrupts.", "lab.restart()"
-                )
+            bring_back(self.last, self._watch)
+            stuck = stuck_ranks(self.last, self._watch)
+            if stuck:
+                who = "; ".join(f"rank {rank} is {why}" for rank, why in stuck.items())
+                raise ClusterError(f"Not every rank came back: {who}.", "lab.restart()")
             self._recover()
 
     def _recover(self) -> None:
@@ -229,7 +267,7 @@ class Lab:
         if not all(info.engine in self.client.ids for info in self.ranks):
             return
         try:
-            generation = 1 + max(self.view.apply_async(remote.make_communicator).get(timeout=10))
+            generation = 1 + max(self.view.apply_async(remote.prepare, self._addresses).get(timeout=10))
             self.view.apply_async(remote.renew_communicator, generation).get(timeout=10)
         except (TimeoutError, FutureTimeout):
             print(
@@ -284,15 +322,22 @@ class Lab:
 
     def stop(self) -> None:
         """End the ranks and remove everything of this lab from the machine.  A second call does nothing."""
+        self._alarm.stop()
         current.leave(self)
-        self._close()
-        self.session.remove()
+        with self.session.ending():
+            self._close()
+            self.session.remove()
+
+    def _fallen(self, what: str) -> None:
+        """The lab ended without having been stopped from here: tell the user at once."""
+        print(f"labkit: {what}", file=sys.stderr, flush=True)
 
     def _close(self) -> None:
         if self._collector is not None:
             self._collector.close()
             self._collector = self._live = None
         self.after_cell.clear()
+        self._watch.close()
         self.client.close()
         cluster, self._world.cluster = self._world.cluster, None
         if cluster is not None and self.running:
@@ -302,6 +347,8 @@ class Lab:
         """Stop, and start again with as many ranks; their variables are lost."""
         self.stop()
         self._world = bring_up(self.size, self.profile, detached=self.session.detached)
+        self._alarm = guard.Alarm(self.session, self._fallen)
+        self._watch = self._new_watch()
         self.owned = True
         self.last = None
         self.prepare()
@@ -310,8 +357,10 @@ class Lab:
 
     def disconnect(self) -> None:
         """Leave a lab that was joined, without stopping it."""
+        self._alarm.stop()
         current.leave(self)
         self.after_cell.clear()
+        self._watch.close()
         self.client.close()
 
     def __enter__(self) -> Lab:

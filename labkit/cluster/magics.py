@@ -69,6 +69,7 @@ def register() -> None:
         )
         @argument("--noblock", "-a", action="store_true", help="do not wait; lab.wait() shows the output later")
         @argument("--quiet", "-q", action="store_true", help="do not show what the ranks print")
+        @argument("--deadline", "-d", type=float, help="end the cell after so many seconds")
         @argument("code", nargs="*", help="the code, for a line magic")
         @line_cell_magic
         def px(self, line: str, cell: str | None = None) -> Cell | None:
@@ -79,7 +80,7 @@ def register() -> None:
                 return None
             options = parse_argstring(self.px, line)
             ranks = parse_ranks(options.ranks, lab.size)
-            running = lab.run(cell, ranks, block=not options.noblock, show=not options.quiet)
+            running = lab.run(cell, ranks, block=not options.noblock, show=not options.quiet, deadline=options.deadline)
             return running if options.noblock else None
 
         @line_magic

@@ -15,10 +15,17 @@ def mpi_library() -> str:
     return " ".join(first_line.split(",")[0].split())
 
 
-def mapped_segments() -> list[str]:
-    """Shared-memory files that this process has mapped."""
-    with open("/proc/self/maps") as regions:
-        return sorted({region.split(maxsplit=5)[-1].strip() for region in regions if "/dev/shm/" in region})
+def mapped_segments(pid: int | str = "self") -> list[str]:
+    """Shared-memory files that a process (default: this one) has mapped and that still have a name.
+
+    Raises
+    ------
+    OSError
+        When there is no such process, or it is another user's.
+    """
+    with open(f"/proc/{pid}/maps") as regions:
+        paths = {region.split(maxsplit=5)[-1].strip() for region in regions if "/dev/shm/" in region}
+    return sorted(path for path in paths if not path.endswith(" (deleted)"))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "make_communicator", "renew_communicator"]
+__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "prepare", "renew_communicator"]
 
 
 def introduce() -> dict[str, Any]:
@@ -36,14 +36,19 @@ def introduce() -> dict[str, Any]:
     }
 
 
-def make_communicator() -> int:
-    """Make this rank's world communicator, together with all others; gives its generation.
+def prepare(address: str) -> int:
+    """Make this rank's world communicator, together with all others, and let it answer at `address`.
 
     Done at the start of a lab: the first call of labkit.comm is a collective one, and a cell that runs on some ranks
-    would wait for the rest.
+    would wait for the rest. Gives the communicator's generation; a second call does nothing but that.
     """
-    from labkit import comm
+    import os
 
+    from labkit import comm
+    from labkit.comm import states, warden
+
+    states.follow_cells()
+    warden.start(address.format(pid=os.getpid()))
     return comm.world().generation
 
 

@@ -9,20 +9,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
 from labkit.cluster.errors import ClusterError
+from labkit.cluster.probe import mapped_segments
+from labkit.cluster.processes import ProcessMark, await_end, lives, members, send
 
 __all__ = ["ProcessMark", "Session", "adopt", "clean_stale", "private_folder", "remove_unmapped", "sessions"]
+
+# A shared-memory file of labkit that nobody has mapped for so long is nobody's: making and mapping one takes
+# milliseconds.
+ORPHAN_S = 5.0
 
 
 def private_folder() -> Path:
@@ -46,31 +53,6 @@ def private_folder() -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class ProcessMark:
-    """One process of a lab, recognised again by pid and creation time (seconds since the epoch)."""
-
-    pid: int
-    created: float
-    role: str
-
-    @classmethod
-    def of(cls, pid: int, role: str) -> ProcessMark | None:
-        """The mark of a living process, None when there is none."""
-        try:
-            return cls(pid, psutil.Process(pid).create_time(), role)
-        except psutil.NoSuchProcess:
-            return None
-
-    def process(self) -> psutil.Process | None:
-        """The process while it lives; None when it is gone, a zombie, or its pid is somebody else's by now."""
-        try:
-            process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.created) < 1.0 and lives(process) else None
-        except psutil.NoSuchProcess:
-            return None
-
-
 @dataclass
 class Session:
     """The record of one lab.
@@ -85,8 +67,14 @@ class Session:
         World size.
     owner
         The process that started it; a lab that is not `detached` ends with it.
+    ready
+        Whether its start is over; until then even a detached lab ends with its owner.
     segments
         Shared-memory files that its ranks mapped, as paths.
+    guard
+        The process that clears away what is left when controller, launcher or owner end unexpectedly.
+    closing
+        The process that is just ending this lab in an orderly way.
     """
 
     cluster_id: str
@@ -98,6 +86,9 @@ class Session:
     mpi: str = ""
     processes: list[ProcessMark] = field(default_factory=list)
     segments: list[str] = field(default_factory=list)
+    ready: bool = False
+    guard: ProcessMark | None = None
+    closing: ProcessMark | None = None
 
     @property
     def folder(self) -> Path:
@@ -122,88 +113,123 @@ class Session:
         try:
             values = json.loads((folder / "session.json").read_text())
             values["owner"] = ProcessMark(**values["owner"])
+            for role in ("guard", "closing"):
+                values[role] = ProcessMark(**values[role]) if values.get(role) else None
             values["processes"] = [ProcessMark(**mark) for mark in values["processes"]]
             return cls(**values)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
+    def mark(self, role: str) -> ProcessMark | None:
+        """The process on record in that role, such as "controller"."""
+        return next((mark for mark in self.processes if mark.role == role), None)
+
     def alive(self) -> list[psutil.Process]:
-        """Processes of this lab that still run (its owner is not one of them)."""
+        """Processes on record that still run (owner and guard are not among them)."""
         return [process for mark in self.processes if (process := mark.process())]
 
     @property
+    def held(self) -> bool:
+        """Whether somebody wants this lab: its owner lives, or it is to stay up without one."""
+        return (self.detached and self.ready) or self.owner.process() is not None
+
+    @property
     def running(self) -> bool:
-        """Whether the lab can still be used: its controller lives, and its owner unless it is detached."""
-        controller = next((mark for mark in self.processes if mark.role == "controller"), None)
-        held = self.detached or self.owner.process() is not None
-        return held and controller is not None and controller.process() is not None
+        """Whether the lab can still be used: controller and launcher live, and its owner unless it is detached."""
+        needed = [mark for mark in (self.mark("controller"), self.mark("mpiexec")) if mark]
+        return self.held and bool(needed) and all(mark.process() for mark in needed)
 
     @property
     def starting(self) -> bool:
         """Whether its owner lives but the controller is not on record yet."""
         return not self.processes and self.owner.process() is not None
 
+    @property
+    def stale(self) -> bool:
+        """Whether it neither runs nor starts, and nobody is just ending it."""
+        return not self.running and not self.starting and (self.closing is None or self.closing.process() is None)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """While this runs, this process ends the lab: what stops now is no accident that the guard should clear up."""
+        outermost = self.closing is None or self.closing.pid != os.getpid()
+        if outermost and self.folder.exists():
+            guarding = self.guard is not None and self.guard.pid == os.getpid()
+            self.closing = self.guard if guarding else ProcessMark.of(os.getpid(), "closing")
+            self.save()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.closing = None
+                if self.folder.exists():  # broken off: the rest is the guard's again
+                    self.save()
+
     def remove(self, grace_s: float = 3.0) -> list[str]:
         """End what still runs, and remove every file of this lab.
 
         Returns what was removed, a line each.  Processes get SIGTERM, and SIGKILL after `grace_s` seconds.
         """
-        removed = [f"process {process.pid}" for process in self.end_processes(grace_s)]
-        removed += [f"shared memory {segment}" for segment in remove_unmapped(self.segments)]
-        profile = Path(self.profile_dir)
-        leftovers = [
-            *(profile / "security").glob(f"*{self.cluster_id}*"),
-            *(profile / "log").glob(f"*{self.cluster_id}*"),
-            *(profile / "pid").glob(f"*{self.cluster_id}*"),
-        ]
-        for path in leftovers:
-            path.unlink(missing_ok=True)
-            removed.append(f"file {path}")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with self.ending():
+            ended = self.end_processes(grace_s)
+            removed = [f"process {process.pid}" for process in ended]
+            removed += [f"shared memory {segment}" for segment in remove_unmapped(self.segments)]
+            for path in self.files():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                removed.append(f"file {path}")
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.dismiss_guard()
         return removed
 
+    def files(self) -> list[Path]:
+        """Files of this lab outside its own folder: ipyparallel's, and those of a launcher that was killed."""
+        profile = Path(self.profile_dir)
+        found = [path for name in ("security", "log", "pid") for path in (profile / name).glob(f"*{self.cluster_id}*")]
+        launcher = self.mark("mpiexec")
+        scratch = Path(tempfile.gettempdir()) / f"ompi.{launcher.pid}" if launcher else None
+        with contextlib.suppress(FileNotFoundError):
+            if scratch and launcher and launcher.process() is None and scratch.lstat().st_uid == os.geteuid():
+                found.append(scratch)
+        return found
+
     def end_processes(self, grace_s: float) -> list[psutil.Process]:
-        """Terminate, then kill, every process on record, and give back those that were there."""
-        processes = self.alive()
-        # A launcher's children that are not on record yet (a start that crashed half-way) go with it.
-        for process in list(processes):
-            try:
-                processes += [child for child in process.children(recursive=True) if child not in processes]
-            except psutil.NoSuchProcess:
-                continue
+        """Terminate, then kill, every process of this lab, and give back those that were there."""
+        ended: list[psutil.Process] = []
         watchers = {mark.pid for mark in self.processes if mark.role.startswith("watcher")}
-        for process in processes:
-            # A watcher has nothing to save; told to end it would first try for seconds to reach its controller.
-            send(process, signal.SIGKILL if process.pid in watchers else signal.SIGTERM)
-        if not await_end(processes, grace_s):
+        # Again until none is there: one that is just being started is found a moment later.
+        while processes := self.all_processes():
+            ended += [process for process in processes if process not in ended]
             for process in processes:
-                send(process, signal.SIGKILL)
-            await_end(processes, grace_s)
-        return processes
+                with contextlib.suppress(OSError):
+                    self.segments = sorted({*self.segments, *mapped_segments(process.pid)})
+            for process in processes:
+                # A watcher has nothing to save; told to end it would first try for seconds to reach its controller.
+                send(process, signal.SIGKILL if process.pid in watchers else signal.SIGTERM)
+            if not await_end(processes, grace_s):
+                for process in processes:
+                    send(process, signal.SIGKILL)
+                if not await_end(processes, grace_s):
+                    break  # not even SIGKILL ends a process that waits for a dead disk
+        return ended
 
+    def all_processes(self) -> list[psutil.Process]:
+        """What runs of this lab, on record or not."""
+        found = members(self.cluster_id)
+        for process in self.alive():  # a program whose environment was emptied is still somebody's child
+            found.append(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += process.children(recursive=True)
+        spared = {os.getpid(), self.owner.pid, *({self.guard.pid} if self.guard else ())}
+        return [process for process in dict.fromkeys(found) if process.pid not in spared and lives(process)]
 
-def lives(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that ended but was not reaped by its parent does not."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal to a process that may be gone by now."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
-
-
-def await_end(processes: list[psutil.Process], limit_s: float) -> bool:
-    """Wait until none of `processes` lives; False when some still do after `limit_s` seconds."""
-    deadline = time.monotonic() + limit_s
-    while any(map(lives, processes)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    def dismiss_guard(self) -> None:
+        """End the guard, unless this process is the guard."""
+        process = self.guard.process() if self.guard else None
+        if process is not None and process.pid != os.getpid():
+            send(process, signal.SIGKILL)
+            await_end([process], 1.0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def remove_unmapped(segments: Iterable[str]) -> list[str]:
@@ -212,11 +238,9 @@ def remove_unmapped(segments: Iterable[str]) -> list[str]:
     if not there:
         return []
     mapped: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            mapped |= there.intersection(region.path for region in process.memory_maps(grouped=True))
-        except psutil.Error:
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone by now, or another user's, who cannot map files of yours
+            mapped.update(mapped_segments(process.name))
     for segment in there - mapped:
         Path(segment).unlink(missing_ok=True)
     return sorted(there - mapped)
@@ -227,6 +251,8 @@ def adopt(profile_dir: Path) -> None:
     known = {session.cluster_id for session in sessions() if session.running or session.starting}
     for file in (profile_dir / "security").glob("cluster-*.json"):
         try:
+            if file.stat().st_uid != os.geteuid():
+                continue  # a lab of somebody who shares the profile
             values = json.loads(file.read_text())
             name = values["cluster"]["cluster_id"]
             sets = values["engines"]["sets"].values()
@@ -238,7 +264,7 @@ def adopt(profile_dir: Path) -> None:
         owner = ProcessMark.of(parent.pid, "owner") if parent else None
         if name and name not in known and owner and len(marks) == len(pids):
             ranks = sum(engines["n"] for engines in sets)
-            Session(name, str(profile_dir), ranks, owner, processes=marks).save()
+            Session(name, str(profile_dir), ranks, owner, processes=marks, ready=True).save()
 
 
 def sessions() -> list[Session]:
@@ -251,6 +277,23 @@ def clean_stale() -> list[str]:
     """Remove what labs left that neither run nor start any more; returns what was removed, a line each."""
     removed: list[str] = []
     for session in sessions():
-        if not session.running and not session.starting:
-            removed += session.remove() or [f"record of lab {session.cluster_id}"]
-    return removed
+        if session.stale:
+            removed += session.remove() or [f"record {session.folder}"]
+    for folder in private_folder().glob("labkit-*"):
+        # A folder without a record: its owner was killed while it wrote the first one.
+        pid = re.fullmatch(r"labkit-(\d+)-\w+", folder.name)
+        if pid and not psutil.pid_exists(int(pid[1])) and Session.load(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(f"folder {folder}")
+    return removed + [f"shared memory {segment}" for segment in remove_unmapped(orphans())]
+
+
+def orphans() -> list[str]:
+    """Shared-memory files that labkit's ranks made and did not live to remove: yours, and not new."""
+    found = []
+    for file in Path("/dev/shm").glob("labkit-*"):
+        with contextlib.suppress(FileNotFoundError):
+            facts = file.lstat()
+            if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > ORPHAN_S:
+                found.append(str(file))
+    return found

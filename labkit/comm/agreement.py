@@ -77,7 +77,11 @@ class Call:
         return Wait(
             self.operation,
             group.rank,
+            "collective",
             communicator=group.name,
+            members=group.members,
+            sequence=group.sequence,
+            signature=self.text,
             count=self.count,
             dtype=self.dtype,
             text=self.text,
@@ -149,6 +153,8 @@ def collective(
     # outcome, and this iterator, which is used up in the same C call that calls `function`.
     todo = iter((args,))
     entered = time.perf_counter_ns()
+    log = group.log
+    log.append((log[-1][0] + 1, call.text))
     try:
         _pack(vote.outcome, 0, 0, 0, 0, 0)
         _pack(vote.mine, 0, signature, -signature, entered, -entered)

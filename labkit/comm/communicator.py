@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import itertools
+from collections import deque
 from typing import Any
+from weakref import WeakSet
 
 from labkit.comm.agreement import Call, Vote, collective
 from labkit.comm.errors import ArgumentError, CommError
@@ -16,7 +18,7 @@ from labkit.comm.inbox import Inbox
 from labkit.comm.mpi import MPI
 from labkit.comm.waiting import Wait, until
 
-__all__ = ["Communicator", "adopt", "renew", "world"]
+__all__ = ["Communicator", "adopt", "communicators", "renew", "world"]
 
 
 class Communicator:
@@ -51,14 +53,27 @@ class Communicator:
         self.calls: dict[Any, Call] = {}
         self.abandoned: str | None = None
         """Why no collective can run here any more."""
+        self.log: deque[tuple[int, str]] = deque([(0, "")], maxlen=9)
+        """Number and description of the last collectives this rank has entered."""
         self.inbox = Inbox(mpi)
         self.in_flight: set[Any] = set()
         self.sweep_at = 64
         """Unfinished requests: MPI may still touch their memory, so they are kept alive here."""
         self._numbers = itertools.count(1)
+        _living.add(self)
 
     def __repr__(self) -> str:
         return f"<Communicator '{self.name}': rank {self.rank} of {self.size}, generation {self.generation}>"
+
+    @property
+    def sequence(self) -> int:
+        """How many collectives this rank has entered here; one that is under way counts."""
+        return self.log[-1][0]
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The last (at most 8) of them, as a reader would write them."""
+        return tuple(text for number, text in tuple(self.log) if number)[-8:]
 
     def who(self, operation: str) -> str:
         """The start of an error message."""
@@ -143,6 +158,14 @@ class Communicator:
             self.calls.clear()
         self.calls[key] = call
         return call
+
+
+_living: WeakSet[Communicator] = WeakSet()
+
+
+def communicators() -> list[Communicator]:
+    """Those of this generation that can be used."""
+    return [group for group in list(_living) if group.generation == _state.generation]
 
 
 class _State:

@@ -79,7 +79,11 @@ class PrivateLink:
         return Wait(
             call.operation,
             group.rank,
+            "collective",
             communicator=group.name,
+            members=group.members,
+            sequence=group.sequence,
+            signature=call.text,
             peer=peer,
             peer_in_world=group.members[peer],
             count=call.count,

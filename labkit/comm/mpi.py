@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["MPI"]
+__all__ = ["MPI", "REVOKES"]
 
 _LAUNCHED = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 _alone = "OMPI_MCA_btl" not in os.environ and not any(name in os.environ for name in _LAUNCHED)
@@ -19,3 +19,6 @@ from mpi4py import MPI  # noqa: E402
 
 if _alone:
     del os.environ["OMPI_MCA_btl"]  # noqa: SIM112  (not for an mpiexec that this process starts later)
+
+REVOKES = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112
+"""Whether a blocked call can be broken and a rank's death survived: Open MPI under ``mpirun --with-ft ulfm``."""

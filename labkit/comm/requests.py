@@ -256,7 +256,9 @@ def wait_for(
     return Wait(
         operation,
         group.rank,
+        "send" if "send" in operation else "receive",
         communicator=group.name,
+        members=group.members,
         peer=peer,
         peer_in_world=None if peer is None else group.members[peer],
         tag=tag,

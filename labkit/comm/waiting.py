@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,19 @@ from typing import NamedTuple
 from labkit.comm.errors import ArgumentError, DeadlineError
 from labkit.telemetry.states import Wait
 
-__all__ = ["Spent", "Wait", "clock", "deadline", "place", "progress", "spent", "until", "waiting_now"]
+__all__ = [
+    "Spent",
+    "Wait",
+    "clock",
+    "deadline",
+    "is_cell",
+    "main_frame",
+    "place",
+    "progress",
+    "spent",
+    "until",
+    "waiting_now",
+]
 
 SPIN_S = 0.002
 """Time during which a wait only yields the core: shorter waits see no sleep's latency."""
@@ -115,7 +128,8 @@ def until(
         while time.perf_counter_ns() < spin_until:
             if test():
                 return
-            _drive()
+            if progress:
+                _drive()
             os.sched_yield()
         began = began_ns * 1e-9
         limit = clock.deadline if timeout is None else min(clock.deadline, began + timeout)
@@ -143,22 +157,43 @@ def waiting_now() -> Wait | None:
     if about is None:
         return None
     waited = (time.perf_counter_ns() - began_ns) * 1e-9
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return replace(about(), since=time.time() - waited, place=place(frame))
+    return replace(about(), since=time.time() - waited, place=place(main_frame()))
+
+
+def main_frame() -> FrameType | None:
+    """The frame that the main thread is in."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def is_cell(frame: FrameType) -> bool:
+    """Whether the frame is of code typed into a notebook's cell."""
+    name = frame.f_code.co_filename
+    return name.startswith("<ipython-input") or f"{os.sep}ipykernel_" in name
 
 
 def place(frame: FrameType | None = None) -> str:
-    """The innermost line of code outside labkit: ``file.py:12``, or ``cell line 4`` in a notebook."""
+    """The user's innermost line: ``file.py:12``, or ``cell line 4`` in a notebook.
+
+    Lines of labkit, of installed packages and of Python's own library are the user's only if there is nothing else.
+    """
     inner = frame if frame is not None else sys._getframe(1)
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     at: FrameType | None = inner
-    while at is not None and at.f_code.co_filename.startswith(package):
+    while at is not None and at.f_code.co_filename.startswith(_NOT_THE_USERS):
         at = at.f_back
-    at = at or inner
+    if at is None or at.f_code.co_filename.startswith("<frozen"):
+        at = inner
+        while at.f_back is not None and at.f_code.co_filename.startswith(_NOT_THE_USERS[0]):
+            at = at.f_back
     name, line = at.f_code.co_filename, at.f_lineno
-    if name.startswith("<ipython-input") or f"{os.sep}ipykernel_" in name:
+    if is_cell(at):
         return f"cell line {line}"
     return f"{os.path.basename(name)}:{line}"
+
+
+_NOT_THE_USERS = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    *{sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")},
+)
 
 
 def _overdue(wait: Wait, waited: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import labkit
 from labkit.cluster.errors import ClusterError, PreflightError, ProfileNotFoundError, StartError
 from labkit.cluster.lab import Lab
-from labkit.cluster.sessions import sessions
 from tests.conftest import eventually
 
 
@@ -103,41 +101,6 @@ def test_engines_that_are_not_one_world_are_told_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("labkit.cluster.implementations.candidates", lambda: [shell])
     with pytest.raises(StartError, match="not one MPI world"):
         labkit.start(2)
-
-
-def test_a_killed_owner_takes_its_lab_with_it(tmp_path: Path) -> None:
-    program = "import labkit, time; lab = labkit.start(2); print(lab.session.cluster_id, flush=True); time.sleep(600)"
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    name = owner.stdout.readline().strip()
-    session = next(session for session in sessions() if session.cluster_id == name)
-    processes = session.alive()
-    assert len(processes) >= 4
-    owner.send_signal(signal.SIGKILL)
-    owner.wait(10)
-    assert eventually(lambda: not session.alive())
-    assert not session.running
-    assert session.remove()
-
-
-def test_what_a_crash_left_is_removed_at_the_next_start(lab: Lab) -> None:
-    # Processes that outlive their owner, as where the kernel cannot send a death signal.
-    program = (
-        "import labkit, os, time; labkit.cluster.launchers.tied_to_parent = lambda: []\n"
-        "lab = labkit.start(2); print(lab.session.cluster_id, flush=True); os._exit(1)"
-    )
-    code = "import labkit.cluster.launchers\n" + program
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    stale = next(session for session in sessions() if session.cluster_id == done.stdout.strip())
-    left = stale.alive()
-    assert left
-    from labkit.cluster.sessions import clean_stale
-
-    removed = clean_stale()
-    assert any("process" in line for line in removed)
-    assert not stale.alive()
-    assert lab.running, "cleaning must not touch a lab that runs"
-    assert all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
 def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab) -> None:

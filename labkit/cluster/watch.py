@@ -1,0 +1,225 @@
+"""Following a running cell rank by rank: who waits for whom, the first failure, a proven deadlock, the deadline.
+
+Whatever ends a cell early, the way out is the same. Each rank that is still at work gets Ctrl-C, from its own warden;
+that frees Python code and labkit's waits. What is then still blocked is in a raw MPI call, and is freed by revoking
+the communicators (MPI's user-level fault mitigation). The lab then moves all ranks to fresh ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
+
+import psutil
+
+from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError
+from labkit.cluster.deadlock import Verdict, verdict
+from labkit.cluster.errors import ClusterError
+from labkit.cluster.seen import Condition, Seen, describe
+from labkit.cluster.wardens import Wardens
+from labkit.telemetry.states import RankState
+
+if TYPE_CHECKING:
+    from labkit.cluster.bring_up import RankInfo
+
+__all__ = ["Watch", "bring_back", "follow"]
+
+TICK_S = 0.05
+FIRST_LOOK_S, LOOK_EACH_S = 0.3, 0.15
+"""A cell is first looked at after so long, and then so often: short cells cost nothing."""
+GRACE_AFTER_ERROR_S = 0.5
+"""After the first error the other ranks get this long to finish by themselves before they are interrupted."""
+GRACE_AFTER_INTERRUPT_S = 5.0
+"""A rank that does not come back within this time is in a call that ignores interrupts."""
+REVOKE_AFTER_S, AGAIN_AFTER_S = 0.08, 0.5
+
+
+class Watch:
+    """What the notebook sees of all ranks.
+
+    Parameters
+    ----------
+    ranks
+        All ranks of the world.
+    wardens
+        The way to ask them.
+    """
+
+    def __init__(self, ranks: list[RankInfo], wardens: Wardens) -> None:
+        self.ranks = ranks
+        self.wardens = wardens
+        self._processes = {info.rank: info.process() for info in ranks}
+
+    def seen(self, cell: Cell | None) -> dict[int, Seen]:
+        """Every rank at this moment; `cell` is the one that runs, if any does."""
+        conditions = {info.rank: self._condition(info, cell) for info in self.ranks}
+        asked = [info.pid for info in self.ranks if conditions[info.rank] in ("running", "finished", "failed")]
+        at = time.time()
+        answers = self.wardens.ask(asked, "state")
+        found = {}
+        for info in self.ranks:
+            condition, answer = conditions[info.rank], answers.get(info.pid)
+            state = None if answer is None else RankState.from_json(answer)
+            if condition == "running" and state is None:
+                # It may have ended, or been stopped, since it was looked at.
+                condition = self._condition(info, cell)
+                condition = "silent" if condition == "running" else condition
+            found[info.rank] = Seen(condition, state, at)
+        return found
+
+    def close(self) -> None:
+        """Ask no more."""
+        self.wardens.close()
+
+    def stopped(self, rank: int) -> bool:
+        """Whether the rank's process is stopped by a signal."""
+        return bool(self._status(rank) == psutil.STATUS_STOPPED)
+
+    def _status(self, rank: int) -> str:
+        process = self._processes[rank]
+        try:
+            if process is not None and process.is_running():
+                return str(process.status())
+        except psutil.NoSuchProcess:
+            pass
+        return str(psutil.STATUS_DEAD)
+
+    def _condition(self, info: RankInfo, cell: Cell | None) -> Condition:
+        status = self._status(info.rank)
+        if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE):
+            return "gone"
+        if status == psutil.STATUS_STOPPED:
+            return "stopped"
+        result = cell.results.get(info.rank) if cell is not None else None
+        if result is None:
+            return "absent"
+        if not result.done():
+            return "running"
+        return "failed" if result.exception() is not None else "finished"
+
+
+def follow(
+    cell: Cell,
+    watch: Watch,
+    on_change: Callable[[], None] = lambda: None,
+    *,
+    deadline_s: float | None = None,
+    ended: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Wait until every rank is back from `cell`, calling `on_change` a few times a second.
+
+    Parameters
+    ----------
+    cell, watch
+        What to follow, and the eyes to do it with.
+    on_change
+        Called between looks, in this thread.
+    deadline_s
+        Seconds after which the cell is ended; None: never.
+    ended
+        Says why the whole lab has ended, None while it has not: no rank's answer will come then.
+
+    Raises
+    ------
+    CellError
+        When the code failed on a rank; the others were freed.
+    DeadlockError
+        When some ranks could never have gone on; they were freed.
+    CellDeadlineError
+        When the deadline passed.
+    CellInterrupted
+        When it was interrupted from here.
+    ClusterError
+        When the lab has ended.
+    """
+    began = time.monotonic()
+    first_error: float | None = None
+    look_at = began + FIRST_LOOK_S
+    before: dict[int, Seen] = {}
+    proof: Verdict | None = None
+    overdue = interrupted = False
+    seen: dict[int, Seen] = {}
+    try:
+        while pending := cell.pending:
+            wait([cell.results[rank] for rank in pending], timeout=TICK_S, return_when=FIRST_COMPLETED)
+            on_change()
+            if reason := ended():
+                raise ClusterError(reason)
+            now = time.monotonic()
+            if first_error is None and cell.failures():
+                first_error = now
+            if first_error is not None:
+                if now > first_error + GRACE_AFTER_ERROR_S:
+                    seen = watch.seen(cell)
+                    break
+            elif deadline_s is not None and now > began + deadline_s:
+                seen, overdue = watch.seen(cell), True
+                break
+            elif now > look_at:
+                look_at = now + LOOK_EACH_S
+                before, seen = seen, watch.seen(cell)
+                proof = verdict(before, seen) if before else None
+                if proof is not None:
+                    break
+    except KeyboardInterrupt:
+        interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):
+            seen = watch.seen(cell)
+    if cell.pending:
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: waiting is no longer wanted
+            bring_back(cell, watch)
+    cell.wait_for_output()
+    on_change()
+    lines = describe(seen) if seen else []
+    stuck = stuck_ranks(cell, watch) if cell.pending else {}
+    if proof is not None:
+        raise DeadlockError(proof, cell.states(), stuck)
+    if overdue:
+        raise CellDeadlineError(deadline_s or 0.0, lines, cell.states(), stuck)
+    if interrupted:
+        raise CellInterrupted(cell.states(), stuck, lines)
+    failures = cell.failures()
+    if failures:
+        raise CellError(failures[0], cell.states(), stuck, lines)
+
+
+def bring_back(cell: Cell, watch: Watch) -> None:
+    """Interrupt and free every rank that is at work, until it is back or known not to come."""
+    pids = {info.rank: info.pid for info in watch.ranks}
+    began = time.monotonic()
+    interrupt_at, revoke_at = began, began + REVOKE_AFTER_S
+    while pending := cell.pending:
+        now = time.monotonic()
+        if now > began + GRACE_AFTER_INTERRUPT_S or all(watch.stopped(rank) for rank in pending):
+            return
+        if now >= interrupt_at:
+            # Again and again: a rank that has not begun with the cell yet ignores it.
+            heard = watch.wardens.ask([pids[rank] for rank in pending], "interrupt", timeout_s=0.2)
+            if now > began:
+                cell.interrupt([rank for rank in pending if pids[rank] not in heard])
+            interrupt_at = now + AGAIN_AFTER_S
+        if now >= revoke_at:
+            # On all ranks of the world: each revokes its own, so that none depends on another's help.
+            watch.wardens.ask(pids.values(), "free", timeout_s=0.2)
+            revoke_at = now + AGAIN_AFTER_S
+        wait([cell.results[rank] for rank in pending], timeout=REVOKE_AFTER_S / 2)
+
+
+def stuck_ranks(cell: Cell, watch: Watch) -> dict[int, str]:
+    """Ranks that are not back, and why each is not."""
+    reasons = {}
+    for rank, one in watch.seen(cell).items():
+        if rank not in cell.pending:
+            continue
+        if one.condition == "stopped":
+            reasons[rank] = f"stopped by a signal (SIGSTOP): lab.resume({rank}) lets it go on"
+        elif one.condition == "silent":
+            reasons[rank] = "in C code that ignores interrupts and lets nothing else run"
+        elif one.wait is not None:
+            reasons[rank] = f"blocked in {one.wait.text or one.wait.operation}, which ignores interrupts"
+        else:
+            reasons[rank] = "in a call that ignores interrupts"
+    return reasons
