@@ -183,9 +183,9 @@ def launcher_said(engine_set: Any) -> str:
     return "mpirun said:\n  " + "\n  ".join(lines[-25:]) if lines else "mpirun said nothing."
 
 
-def introductions(client: Client, session: Session) -> list[RankInfo]:
-    """Ask every engine who it is in the MPI world; puts its processes and segments on record."""
-    engines = list(client.ids)
+def introductions(client: Client, session: Session, engines: list[int] | None = None) -> list[RankInfo]:
+    """Ask engines (default: all) who they are in the MPI world; puts their processes and segments on record."""
+    engines = list(client.ids) if engines is None else engines
     answers = client[engines].apply_async(remote.introduce).get(timeout=30)
     infos = []
     marks = {mark.pid for mark in session.processes}

@@ -29,8 +29,8 @@ class RankStatus:
     memory
         Resident memory in bytes, None when the process is gone.
     state
-        "ready", "computing", "waiting", "failed" (in the cell that still runs elsewhere), "stopped" (by a signal),
-        "silent" (it does not answer) or "gone".
+        "starting", "ready", "computing", "waiting", "failed" (in the cell that still runs elsewhere), "stopped" (by a
+        signal), "silent" (it does not answer) or "gone".
     doing
         For whom or since when, in words.
     """

@@ -214,7 +214,7 @@ class Cell:
         name = error.ename if remote else type(error).__name__  # type: ignore[attr-defined]
         message = error.evalue if remote else str(error)  # type: ignore[attr-defined]
         if name == "EngineError":
-            name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.restart()"
+            name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.heal() or lab.shrink()"
         traceback = getattr(error, "traceback", None) or f"{name}: {message}"
         return RankFailure(rank, name, message, without_own_frames(name, traceback))
 

@@ -32,6 +32,7 @@ def start(
     timeout: float = 60.0,
     detached: bool = False,
     deadline: float | None = None,
+    on_death: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Lab:
     """Start a lab: `ranks` processes that are one MPI world, ready for `%%px` cells.
@@ -50,6 +51,9 @@ def start(
         Let the lab outlive this process (``labkit down`` ends it).
     deadline
         Seconds after which a cell is ended (default: never); ``%%px --deadline`` sets another for one cell.
+    on_death
+        What is done by itself when a rank's process ends: "heal" (start it again), "shrink" (go on without it), or
+        None: nothing, until you call ``lab.heal()`` or ``lab.shrink()``.
     progress
         Called with a few words at each stage.
 
@@ -64,7 +68,7 @@ def start(
     if _current is not None and _current.owned and not _current.session.detached:
         _current.stop()
     world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
-    lab = Lab(world, owned=True, profile=profile, deadline=deadline)
+    lab = Lab(world, owned=True, profile=profile, deadline=deadline, on_death=on_death)
     lab.prepare()
     return become(lab)
 

@@ -3,6 +3,8 @@
 ipyparallel gives every engine a watcher process (its "nanny"), which passes on signals and reports the engine's death,
 and starts it as a new interpreter that imports everything again: as much work as the engine itself.  Here the watcher
 is forked from the engine right after its imports, before MPI and any thread is up.
+
+With ``--rejoin`` it takes the place of a rank that is gone (see `labkit.comm.recovery`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import signal
 import sys
 from typing import IO, Any
 
@@ -17,7 +20,9 @@ from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
 from traitlets.config import Config
 
-__all__ = ["Engine", "main"]
+__all__ = ["REJOIN", "Engine", "main"]
+
+REJOIN = "--rejoin"
 
 
 class ForkedWatcher:
@@ -95,10 +100,32 @@ def leave_debugger_out() -> None:
         del sys.modules["debugpy"]
 
 
+def die_visibly() -> None:
+    """Let `os._exit` with any status but 0 end a rank as a signal would.
+
+    Open MPI's runtime tells the other ranks of a process that a signal ended, or that ended well without having left
+    MPI, but not of one that ended with another status: they would wait for it for ever.
+    """
+    exit_now, rank = os._exit, os.getpid()
+
+    def leave(status: int) -> None:
+        if status and os.getpid() == rank:  # a forked process is nobody's rank
+            os.kill(rank, signal.SIGKILL)
+        exit_now(status)
+
+    os._exit = leave  # type: ignore[assignment]
+
+
 def main() -> None:
     """Run one engine."""
     leave_debugger_out()
     Engine.watcher = ForkedWatcher()
+    die_visibly()
+    if REJOIN in sys.argv:
+        sys.argv.remove(REJOIN)
+        from labkit.comm.recovery import rejoin
+
+        rejoin()
     Engine.launch_instance()
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import pickle
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.cluster import current, guard, remote
+from labkit.cluster import current, guard, healing, remote
 from labkit.cluster.bring_up import RankInfo, World, bring_up
-from labkit.cluster.card import RankStatus, card_html, card_text
-from labkit.cluster.cells import Cell, CellError, CellInterrupted, rank_list
+from labkit.cluster.cells import rank_list
 from labkit.cluster.errors import ClusterError
-from labkit.cluster.output import CellOutput
-from labkit.cluster.seen import Seen, in_words
-from labkit.cluster.sessions import Session
-from labkit.cluster.stacks import Stacks
-from labkit.cluster.wardens import Wardens, socket_path
-from labkit.cluster.watch import Watch, bring_back, follow, stuck_ranks
+from labkit.cluster.processes import await_end, send
+from labkit.cluster.runner import CellRunner
 
 if TYPE_CHECKING:
     from labkit.charts.live import Live
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Lab"]
 
 
-class Lab:
+class Lab(CellRunner):
     """Ranks of one MPI world, driven from here.
 
     Made by `labkit.start()` or `labkit.connect()`.  As the last line of a cell it shows itself as a card.
@@ -46,234 +40,134 @@ class Lab:
         The last cell that ran: `lab.last.text(rank, "stdout")`.
     deadline
         Seconds after which a cell is ended that says nothing else; None: never.
+    on_death
+        What is done by itself when a rank's process ends: "heal", "shrink", or None: nothing.
+    setup
+        Cells that a rank runs which is started again, in this order, and the ranks they are for (None: all).
     """
 
-    def __init__(self, world: World, *, owned: bool, profile: str = "local", deadline: float | None = None) -> None:
-        self._world = world
+    def __init__(
+        self,
+        world: World,
+        *,
+        owned: bool,
+        profile: str = "local",
+        deadline: float | None = None,
+        on_death: str | None = None,
+    ) -> None:
+        if on_death not in (None, "heal", "shrink"):
+            raise ClusterError(f"on_death={on_death!r} is nothing a lab does.", 'on_death="heal", "shrink" or None')
+        super().__init__(world, deadline)
         self.owned = owned
         self.profile = profile
-        self.deadline = deadline
-        self._watch = self._new_watch()
-        self.after_cell: list[Callable[[], None]] = []
-        self.last: Cell | None = None
+        self.on_death = on_death
         self._collector: Collector | None = None
         self._live: Live | None = None
         self._alarm = guard.Alarm(world.session, self._fallen)
 
-    # ---- who is there -------------------------------------------------------------------------------------------
+    # ---- ranks that are gone -------------------------------------------------------------------------------------
 
-    @property
-    def client(self) -> Any:
-        """ipyparallel's client."""
-        return self._world.client
+    def heal(self, *, copy: str | Sequence[str] = (), source: int | None = None, timeout: float = 60.0) -> list[int]:
+        """Start the ranks again whose processes are gone, under their old numbers; gives these numbers.
 
-    @property
-    def ranks(self) -> list[RankInfo]:
-        """Who the ranks are, in rank order."""
-        return self._world.ranks
-
-    @property
-    def size(self) -> int:
-        """World size."""
-        return len(self._world.ranks)
-
-    @property
-    def session(self) -> Session:
-        """The record of this lab on this machine."""
-        return self._world.session
-
-    @property
-    def running(self) -> bool:
-        """Whether the lab's controller and launcher still run."""
-        return self._alarm.reason is None and self.session.running
-
-    @property
-    def view(self) -> Any:
-        """ipyparallel's view on all ranks, in rank order; it does not wait."""
-        view = self.client[[info.engine for info in self.ranks]]
-        view.block = False
-        return view
-
-    def status(self) -> list[RankStatus]:
-        """What every rank is doing and how much memory it holds."""
-        seen, now = self.seen() if self.running else {}, time.time()
-        rows = []
-        for info in self.ranks:
-            one, process = seen.get(info.rank), info.process()
-            memory = process.memory_info().rss if one and process and one.condition != "gone" else None
-            state, doing = ("gone", "") if one is None else in_words(one, now)
-            rows.append(RankStatus(info.rank, info.host, info.pid, info.device, info.threads, memory, state, doing))
-        return rows
-
-    def _title(self) -> str:
-        state = "" if self.running else " (stopped)"
-        return f"labkit: {self.size} rank{'s' if self.size > 1 else ''} · {self.session.mpi}{state}"
-
-    def __repr__(self) -> str:
-        return card_text(self._title(), self.status())
-
-    def _repr_html_(self) -> str:
-        return card_html(self._title(), self.status())
-
-    def prepare(self) -> None:
-        """Let the ranks make their communicator while the user looks at the card; the first cell comes after it."""
-        self.view.apply_async(remote.prepare, self._addresses)
-
-    @property
-    def _addresses(self) -> str:
-        """Where each rank listens, with its process id to be filled in."""
-        return str(socket_path(self.session.folder, "{pid}"))
-
-    def _new_watch(self) -> Watch:
-        return Watch(self._world.ranks, Wardens(self._world.session.folder))
-
-    def seen(self) -> dict[int, Seen]:
-        """What every rank is doing at this moment, as it says itself, also while it is blocked."""
-        return self._watch.seen(self.last if self.last and self.last.pending else None)
-
-    def where(self) -> Stacks:
-        """The stack of each rank's main thread, without interrupting it."""
-        answers = self._watch.wardens.ask([info.pid for info in self.ranks], "stack")
-        return Stacks({info.rank: answers.get(info.pid) for info in self.ranks})
-
-    # ---- running code -------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        code: str,
-        ranks: Sequence[int] | None = None,
-        *,
-        block: bool = True,
-        show: bool = True,
-        deadline: float | None = None,
-    ) -> Cell:
-        """Run `code` on the ranks, as a `%%px` cell does.
+        The other ranks keep their variables and get a fresh communicator; what `Communicator.split` and
+        `Communicator.dup` made before must be made again. The new ranks run the setup cells (``%%px --setup``).
 
         Parameters
         ----------
-        code
-            Python, as in a notebook cell.
-        ranks
-            The ranks that run it (default: all).
-        block
-            Wait until every rank is back.
-        show
-            Show what the ranks print, in rank order, while it comes.
-        deadline
-            Seconds after which it is ended (default: the lab's deadline). Not for cells that are not waited for.
+        copy
+            Names of variables that a new rank gets from another one: ``copy="model optimizer"``.
+        source
+            The rank they come from (default: the nearest below that was not gone, or above).
+        timeout
+            Seconds that the new ranks have to come up.
 
         Raises
         ------
-        CellError
-            When the code fails on a rank; the others are interrupted.
-        DeadlockError
-            When ranks wait for each other, or for one that has left the cell; they are freed.
-        CellDeadlineError
-            When the deadline has passed.
-        CellInterrupted
-            When it is interrupted from here.
         ClusterError
-            When the lab is stopped, a rank is gone, still busy, or not there.
+            When no rank is left, the MPI cannot do it, ranks are still at work, or the new ones do not come up.
+        CellError
+            When a setup cell fails on a new rank, or a variable cannot be copied.
         """
-        engines = self._engines(ranks)
-        cell = self.last = Cell(self.client, engines, code)
-        if not block:
-            return cell
-        try:
-            self._wait(cell, show, deadline)
-        finally:
-            for function in list(self.after_cell):
-                function()
-        return cell
+        missing = self._gone_and_rest_idle()
+        if missing:
+            began = time.monotonic()
+            healing.respawn(self._world, missing, timeout)
+            self._regroup(missing)
+            for code, ranks in self.setup:
+                self.run(code, [rank for rank in missing if ranks is None or rank in ranks])
+            if copy:
+                names = copy.replace(",", " ").split() if isinstance(copy, str) else list(copy)
+                alive = [info.rank for info in self.ranks if info.rank not in missing]
+                near = [rank for rank in alive if rank < missing[0]][-1:] or alive
+                origin = near[0] if source is None else source
+                self.run(healing.COPY.format(source=origin, targets=missing, names=names), sorted({origin, *missing}))
+            took = time.monotonic() - began
+            print(f"labkit: {rank_list(missing)} started again, {took:.1f} s", file=sys.stderr)
+        return missing
 
-    def wait(self, deadline: float | None = None) -> None:
-        """Wait for a cell that was started without waiting, and show what it printed; as `run` does."""
-        if self.last is not None:
-            self._wait(self.last, True, deadline)
+    def shrink(self) -> list[int]:
+        """Go on without the ranks whose processes are gone; gives their numbers.
 
-    def _wait(self, cell: Cell, show: bool, deadline: float | None) -> None:
-        output = CellOutput(cell) if show else None
-        limit = self.deadline if deadline is None else deadline
-        try:
-            follow(
-                cell,
-                self._watch,
-                output.refresh if output else lambda: None,
-                deadline_s=limit,
-                ended=lambda: self._alarm.reason,
-            )
-        except (CellError, CellInterrupted) as problem:
-            if not problem.stuck:
-                self._recover()
-            raise
-        finally:
-            if output:
-                output.finish()
-            cell.forget()
+        The others are numbered anew, in their old order, and keep their variables (``mpi_rank`` and ``mpi_size`` are
+        set anew).
 
-    def _engines(self, ranks: Sequence[int] | None) -> dict[int, int]:
-        """Engine id of each rank asked for, once it is sure that each can take a cell."""
+        Raises
+        ------
+        ClusterError
+            When no rank is left, the MPI cannot do it, or ranks are still at work.
+        """
+        missing = self._gone_and_rest_idle()
+        if missing:
+            healing.shrink(self._world, missing)
+            self._regroup(list(range(self.size)))
+            print(f"labkit: without {rank_list(missing)}: {self.size} ranks now", file=sys.stderr)
+        return missing
+
+    def resume(self, rank: int) -> None:
+        """Let a rank go on that was stopped by a signal (SIGSTOP)."""
+        process = self._info(rank).process()
+        if process is not None:
+            send(process, signal.SIGCONT)
+
+    def replace(self, rank: int, **options: Any) -> list[int]:
+        """End a rank that is stopped or cannot be freed, and start it again; `options` are those of `heal`."""
+        process = self._info(rank).process()
+        if process is not None:
+            process.kill()
+            await_end([process], 5.0)
+        return self.heal(**options)
+
+    def _info(self, rank: int) -> RankInfo:
+        if not 0 <= rank < self.size:
+            raise ClusterError(f"There is no rank {rank}: this lab has {rank_list(range(self.size))}.")
+        return self.ranks[rank]
+
+    def _act_on_death(self) -> None:
+        self.heal() if self.on_death == "heal" else self.shrink()
+
+    def _gone_and_rest_idle(self) -> list[int]:
+        """Ranks that are gone, once it is sure that no other is at work."""
         if not self.running:
             raise ClusterError("This lab is stopped.", cure="lab.restart(), or labkit.start()")
-        engines = {info.rank: info.engine for info in self.ranks}
-        wanted = list(engines) if ranks is None else list(ranks)
-        missing = [rank for rank in wanted if rank not in engines]
-        if missing or not wanted:
-            asked = f"There is no {rank_list(missing)}" if missing else "No rank is named"
-            raise ClusterError(f"{asked}: this lab has {rank_list(list(engines))}.")
-        gone = [rank for rank in wanted if engines[rank] not in self.client.ids]
-        if gone:
-            raise ClusterError(f"The process of {rank_list(gone)} is gone.", cure="lab.restart()")
-        busy = [rank for rank in (self.last.pending if self.last else []) if rank in wanted]
+        missing = healing.gone(self._world)
+        busy = [rank for rank in (self.last.pending if self.last else []) if rank not in missing]
         if busy:
             raise ClusterError(
-                f"{rank_list(busy).capitalize()} is still at work on an earlier cell.",
-                cure="lab.wait(), lab.interrupt(), or lab.restart()",
+                f"{rank_list(busy).capitalize()} is still at work on an earlier cell.", "lab.interrupt() first"
             )
-        return {rank: engines[rank] for rank in wanted}
+        return missing
 
-    def push(self, ranks: Sequence[int] | None = None, **variables: Any) -> None:
-        """Set variables on the ranks: ``lab.push(lr=0.1)``."""
-        engines = list(self._engines(ranks).values())
-        self.client[engines].push(variables, block=True)
-
-    def pull(self, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
-        """What `expression` is on each rank, in rank order: ``lab.pull("history.epochs")``.
-
-        Raises
-        ------
-        CellError
-            When it cannot be computed on a rank.
-        """
-        # Pickled there and not by ipyparallel, which would sort every dictionary on the way.
-        code = f"import pickle as _pickle\n_pulled = _pickle.dumps({expression}, protocol=5)"
-        cell = Cell(self.client, self._engines(ranks), code)
-        follow(cell, self._watch)
-        pulled = self.client[list(cell.engines.values())].pull("_pulled", block=True)
-        return [pickle.loads(value) for value in pulled]
-
-    def interrupt(self) -> None:
-        """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
-        if self.last is not None and self.last.pending:
-            bring_back(self.last, self._watch)
-            stuck = stuck_ranks(self.last, self._watch)
-            if stuck:
-                who = "; ".join(f"rank {rank} is {why}" for rank, why in stuck.items())
-                raise ClusterError(f"Not every rank came back: {who}.", "lab.restart()")
-            self._recover()
-
-    def _recover(self) -> None:
-        """After a failed cell: all ranks on a fresh communicator, so that no half-done message meets the next cell."""
-        if not all(info.engine in self.client.ids for info in self.ranks):
-            return
-        try:
-            generation = 1 + max(self.view.apply_async(remote.prepare, self._addresses).get(timeout=10))
-            self.view.apply_async(remote.renew_communicator, generation).get(timeout=10)
-        except (TimeoutError, FutureTimeout):
-            print(
-                "labkit: the ranks could not move to a fresh communicator; lab.restart() is safer than going on.",
-                file=sys.stderr,
-            )
+    def _regroup(self, anew: list[int]) -> None:
+        """The ranks are other processes or have other numbers: look at those, and let `anew` report again."""
+        self._watch.close()
+        self._watch = self._new_watch()
+        self.last = None
+        self.view.apply_async(remote.prepare, self._addresses).get(timeout=30)
+        if self._collector is not None:
+            endpoints = self._collector.endpoints
+            engines = [self.ranks[rank].engine for rank in anew]
+            self.client[engines].apply_sync(remote.connect_telemetry, endpoints.metrics, endpoints.control)
 
     # ---- watching ----------------------------------------------------------------------------------------------
 
@@ -311,7 +205,7 @@ class Lab:
             "hosts": sorted({info.host for info in self.ranks}),
             "devices": sorted({info.device for info in self.ranks}),
         }
-        idle = self.running and not (self.last and self.last.pending)
+        idle = self.running and not (self.last and self.last.pending) and not healing.gone(self._world)
         for used in self.view.apply_async(remote.facts).get(timeout=5) if idle else []:
             for kind, values in used.items():
                 known = found.setdefault(kind, [])

@@ -70,6 +70,7 @@ def register() -> None:
         @argument("--noblock", "-a", action="store_true", help="do not wait; lab.wait() shows the output later")
         @argument("--quiet", "-q", action="store_true", help="do not show what the ranks print")
         @argument("--deadline", "-d", type=float, help="end the cell after so many seconds")
+        @argument("--setup", action="store_true", help="a rank that is started again by lab.heal() runs this cell, too")
         @argument("code", nargs="*", help="the code, for a line magic")
         @line_cell_magic
         def px(self, line: str, cell: str | None = None) -> Cell | None:
@@ -80,18 +81,25 @@ def register() -> None:
                 return None
             options = parse_argstring(self.px, line)
             ranks = parse_ranks(options.ranks, lab.size)
-            running = lab.run(cell, ranks, block=not options.noblock, show=not options.quiet, deadline=options.deadline)
+            running = lab.run(
+                cell,
+                ranks,
+                block=not options.noblock,
+                show=not options.quiet,
+                deadline=options.deadline,
+                setup=options.setup,
+            )
             return running if options.noblock else None
 
         @line_magic
         def lab(self, line: str) -> Lab | None:
-            """%lab shows the card; %lab stop, %lab restart, %lab interrupt do what they say."""
+            """%lab shows the card; %lab stop, restart, interrupt, heal and shrink do what they say."""
             lab, action = this_lab(), line.strip()
             if action in ("", "status"):
                 return lab
-            if action not in ("stop", "restart", "interrupt"):
+            if action not in ("stop", "restart", "interrupt", "heal", "shrink"):
                 raise ClusterError(
-                    f"%lab {action} is nothing that %lab does.", cure="%lab [status|stop|restart|interrupt]"
+                    f"%lab {action} is nothing that %lab does.", cure="%lab [status|stop|restart|interrupt|heal|shrink]"
                 )
             getattr(lab, action)()
             return None

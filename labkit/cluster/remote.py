@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["connect_telemetry", "disconnect_telemetry", "facts", "introduce", "prepare", "renew_communicator"]
+__all__ = [
+    "connect_telemetry",
+    "disconnect_telemetry",
+    "facts",
+    "generation",
+    "introduce",
+    "prepare",
+    "renew_communicator",
+    "respawn",
+    "shrink",
+    "survives",
+]
 
 
 def introduce() -> dict[str, Any]:
@@ -15,6 +26,7 @@ def introduce() -> dict[str, Any]:
     import glob
     import os
     import socket
+    import sys
 
     import psutil
     from mpi4py import MPI
@@ -23,7 +35,9 @@ def introduce() -> dict[str, Any]:
 
     process = psutil.Process()
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
-    rank = MPI.COMM_WORLD.rank
+    # A world that lost ranks or got them back is labkit's; before its first use, loading labkit.comm would cost time.
+    ours = sys.modules.get("labkit.comm.communicator")
+    rank = ours.rank_and_size()[0] if ours else MPI.COMM_WORLD.rank
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -44,12 +58,17 @@ def prepare(address: str) -> int:
     """
     import os
 
+    from IPython import get_ipython
+
     from labkit import comm
     from labkit.comm import states, warden
 
     states.follow_cells()
     warden.start(address.format(pid=os.getpid()))
-    return comm.world().generation
+    world = comm.world()
+    # ipyparallel's names for them, which it sets once: the ranks of a world that lost some have new ones.
+    get_ipython().push({"mpi_rank": world.rank, "mpi_size": world.size})
+    return world.generation
 
 
 def renew_communicator(generation: int) -> None:
@@ -57,6 +76,37 @@ def renew_communicator(generation: int) -> None:
     from labkit import comm
 
     comm.renew(generation)
+
+
+def generation() -> int:
+    """How often this rank's world communicator was renewed, without a word to the others."""
+    from labkit.comm.communicator import known_generation
+
+    return known_generation()
+
+
+def survives() -> bool:
+    """Whether this MPI goes on when a rank dies."""
+    from labkit.comm.mpi import REVOKES
+
+    return REVOKES
+
+
+def shrink(generation: int) -> None:
+    """Go on without the ranks that are gone, together with all others that are left."""
+    from labkit.comm import recovery
+
+    recovery.shrink(generation)
+
+
+def respawn(missing: list[int], generation: int) -> None:
+    """Start the ranks that are gone again, together with all others that are left."""
+    import sys
+
+    from labkit.cluster.engine import REJOIN
+    from labkit.comm import recovery
+
+    recovery.respawn(sys.executable, ["-m", "labkit.cluster.engine", *sys.argv[1:], REJOIN], missing, generation)
 
 
 def facts() -> dict[str, list[str]]:
@@ -68,11 +118,9 @@ def facts() -> dict[str, list[str]]:
 
 def connect_telemetry(metrics: str, control: str) -> None:
     """Send this rank's measurements to the notebook at these addresses."""
-    from mpi4py import MPI
+    from labkit import comm, telemetry
 
-    from labkit import telemetry
-
-    telemetry.connect(telemetry.Endpoints(metrics=metrics, control=control), MPI.COMM_WORLD.rank)
+    telemetry.connect(telemetry.Endpoints(metrics=metrics, control=control), comm.rank)
 
 
 def disconnect_telemetry() -> None:

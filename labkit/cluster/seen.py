@@ -178,7 +178,9 @@ def in_words(one: Seen, now: float) -> tuple[str, str]:
     state = one.state
     if one.condition != "running":
         return ("ready" if one.condition in ("finished", "absent") else one.condition), ""
-    if state is None or state.doing == "idle":
+    if state is None:
+        return "starting", _PLAIN["unheard"][0]
+    if state.doing == "idle":
         return "ready", ""
     row = _row(one, now)
     if state.wait is None:

@@ -34,6 +34,10 @@ class Wardens:
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._numbers = itertools.count()
 
+    def reaches(self, pid: int) -> bool:
+        """Whether the rank with this process id has begun to listen."""
+        return socket_path(self._folder, pid).exists()
+
     def ask(self, pids: Iterable[int], question: str, timeout_s: float = 0.5) -> dict[int, Any]:
         """Put a question to the ranks with these process ids; gives the answers of those that answer in time.
 
@@ -43,7 +47,7 @@ class Wardens:
         body = json.dumps({"id": number, "do": question}).encode()
         poller, asked = zmq.Poller(), {}
         for pid in pids:
-            if not socket_path(self._folder, pid).exists():
+            if not self.reaches(pid):
                 continue
             socket = self._socket(pid)
             try:

@@ -66,7 +66,8 @@ class Watch:
             if condition == "running" and state is None:
                 # It may have ended, or been stopped, since it was looked at.
                 condition = self._condition(info, cell)
-                condition = "silent" if condition == "running" else condition
+                if condition == "running" and self.wardens.reaches(info.pid):
+                    condition = "silent"
             found[info.rank] = Seen(condition, state, at)
         return found
 

@@ -18,7 +18,7 @@ from labkit.comm.inbox import Inbox
 from labkit.comm.mpi import MPI
 from labkit.comm.waiting import Wait, until
 
-__all__ = ["Communicator", "adopt", "communicators", "renew", "world"]
+__all__ = ["Communicator", "adopt", "base", "communicators", "renew", "world"]
 
 
 class Communicator:
@@ -195,8 +195,13 @@ def world() -> Communicator:
 
 def rank_and_size() -> tuple[int, int]:
     """This rank and the number of ranks, without a word to the others."""
-    group = _state.world or _state.base or MPI.COMM_WORLD
+    group = _state.world or base()
     return group.rank, group.size
+
+
+def known_generation() -> int:
+    """Generation of this rank's world, without a word to the others."""
+    return _state.generation
 
 
 def current(group: Communicator | None) -> Communicator:
@@ -234,24 +239,36 @@ def renew(generation: int | None = None, *, timeout: float | None = None) -> Com
     return old
 
 
-def adopt(mpi: MPI.Intracomm) -> Communicator:
+def base() -> MPI.Intracomm:
+    """The communicator that the world is made from: of all ranks that are there, used for nothing else."""
+    return _state.base or MPI.COMM_WORLD
+
+
+def adopt(mpi: MPI.Intracomm, generation: int | None = None) -> Communicator:
     """Make labkit's world out of another communicator, such as one that lost or gained ranks. Collective on `mpi`.
 
     Its ranks become the world's ranks, and a new generation begins.
+
+    Parameters
+    ----------
+    mpi
+        The communicator; labkit keeps it and sends nothing on it.
+    generation
+        Number of the new generation (default: the next). To be given, the same on all ranks, where they may differ.
     """
     if _state.world is not None:
         _retire(_state.world)
         _state.generation += 1
+    if generation is not None:
+        _state.generation = generation
     _state.base, _state.control, _state.copying, _state.copies = mpi, None, None, []
     _state.world = _make_world(None, generation=_state.generation)
     return _state.world
 
 
 def _make_world(timeout: float | None, generation: int = 0) -> Communicator:
-    if _state.base is None:
-        _state.base = MPI.COMM_WORLD
     if _state.control is None:
-        _duplicate(_state.base, 1, timeout)
+        _duplicate(base(), 1, timeout)
         _state.control = _state.copies.pop()
     _duplicate(_state.control, 2, timeout)
     data, private = _state.copies
@@ -272,7 +289,7 @@ def _duplicate(source: MPI.Intracomm, copies: int, timeout: float | None) -> Non
 
 
 def _about_duplication() -> Wait:
-    rank = (_state.base or MPI.COMM_WORLD).rank
+    rank = base().rank
     text = "the first call of labkit.comm" if _state.world is None else "comm.renew()"
     return Wait("renew", rank, text=f"{text}, which every rank must make,")
 
