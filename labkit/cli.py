@@ -44,7 +44,7 @@ def up(ranks: Ranks = 4, profile: Profile = "local") -> None:
 
 @app.command()
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show every lab of yours on this machine, rank by rank."""
+    """Show every lab of yours on this machine, rank by rank: what each computes, or whom it waits for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -59,12 +59,11 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     for lab in labs:
         kept = "stays up" if lab["detached"] else f"ends with process {lab['owner']}"
         table = Table(title=f"{lab['id']} · {lab['mpi']} · {lab['state']} · {kept}", title_justify="left")
-        for column in ("process", "pid", "memory", "cpu", "state"):
+        for column in ("process", "pid", "memory", "cpu", "state", "doing"):
             table.add_column(column, justify="right" if column in ("pid", "memory", "cpu") else "left")
         for row in lab["processes"]:
-            table.add_row(
-                row["role"], str(row["pid"]), f"{row['memory'] / 1e6:,.0f} MB", f"{row['cpu']:.0f} %", row["state"]
-            )
+            used = f"{row['memory'] / 1e6:,.0f} MB", f"{row['cpu']:.0f} %"
+            table.add_row(row["role"], str(row["pid"]), *used, row["state"], row["doing"])
         Console().print(table)
 
 

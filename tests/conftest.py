@@ -46,9 +46,9 @@ def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
     return True
 
 
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """Fails the test that leaves a process or a shared-memory segment of ours behind."""
+@contextlib.contextmanager
+def leaves_nothing() -> Iterator[None]:
+    """Fails when a process or a shared-memory segment of ours is left behind."""
     from labkit.cluster.sessions import sessions
 
     processes, shared, records = set(our_processes()), unused_segments(), {s.cluster_id for s in sessions()}
@@ -58,6 +58,13 @@ def nothing_left() -> Iterator[None]:
     assert not unused_segments() - shared
     mine = {s.cluster_id for s in sessions() if s.owner.process() is None or s.owner.pid == os.getpid()}
     assert mine <= records
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails the test that leaves a process or a shared-memory segment of ours behind."""
+    with leaves_nothing():
+        yield
 
 
 @pytest.fixture(scope="session")

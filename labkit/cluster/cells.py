@@ -109,16 +109,15 @@ class DeadlockError(CellError):
     """Some ranks of a cell could never have gone on; they were freed, and their variables are kept."""
 
     def __init__(self, verdict: Verdict, states: Mapping[int, str], stuck: Mapping[int, str] | None = None) -> None:
-        self.verdict = verdict
+        self.verdict = self.proof = verdict
         super().__init__(None, states, stuck, verdict.lines)
 
     def _plain(self) -> list[str]:
-        return [*str(self.verdict).splitlines(), freed(self.stuck), *describe({}, self.stuck)]
+        return [*str(self.proof).splitlines(), freed(self.stuck), *describe({}, self.stuck)]
 
     def _render_traceback_(self) -> list[str]:
         first, *rest = self._plain()
-        assert self.verdict is not None
-        name = "MismatchError" if self.verdict.kind == "mismatch" else "DeadlockError"
+        name = "MismatchError" if self.proof.kind == "mismatch" else "DeadlockError"
         return [f"{name}: {first}", *rest]
 
 
@@ -150,7 +149,8 @@ class CellInterrupted(KeyboardInterrupt):
         super().__init__("\n".join(self._render_traceback_()))
 
     def _render_traceback_(self) -> list[str]:
-        return [f"Interrupted. {freed(self.stuck)}", *describe(self.states, self.stuck)]
+        were = ["Until then:", *(f"  {line}" for line in self.seen)] if self.seen else []
+        return [f"Interrupted. {freed(self.stuck)}", *were, *describe({}, self.stuck)]
 
 
 def freed(stuck: Mapping[int, str]) -> str:

@@ -231,6 +231,7 @@ class Lab(CellRunner):
             self._collector.close()
             self._collector = self._live = None
         self.after_cell.clear()
+        self._stop_card()
         self._watch.close()
         self.client.close()
         cluster, self._world.cluster = self._world.cluster, None
@@ -254,6 +255,7 @@ class Lab(CellRunner):
         self._alarm.stop()
         current.leave(self)
         self.after_cell.clear()
+        self._stop_card()
         self._watch.close()
         self.client.close()
 

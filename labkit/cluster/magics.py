@@ -9,6 +9,7 @@ from labkit.cluster.errors import ClusterError
 if TYPE_CHECKING:
     from labkit.cluster.cells import Cell
     from labkit.cluster.lab import Lab
+    from labkit.cluster.live_card import LiveCard
 
 __all__ = ["parse_ranks", "register"]
 
@@ -92,14 +93,17 @@ def register() -> None:
             return running if options.noblock else None
 
         @line_magic
-        def lab(self, line: str) -> Lab | None:
-            """%lab shows the card; %lab stop, restart, interrupt, heal and shrink do what they say."""
+        def lab(self, line: str) -> Lab | LiveCard | None:
+            """%lab shows the card, %lab watch one that follows the ranks; stop, restart, interrupt, heal, shrink."""
             lab, action = this_lab(), line.strip()
             if action in ("", "status"):
                 return lab
+            if action == "watch":
+                return lab.watch()
             if action not in ("stop", "restart", "interrupt", "heal", "shrink"):
                 raise ClusterError(
-                    f"%lab {action} is nothing that %lab does.", cure="%lab [status|stop|restart|interrupt|heal|shrink]"
+                    f"%lab {action} is nothing that %lab does.",
+                    cure="%lab [status|watch|stop|restart|interrupt|heal|shrink]",
                 )
             getattr(lab, action)()
             return None

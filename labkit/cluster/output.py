@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from labkit.cluster.cells import Cell
+from labkit.cluster.deadlock import Verdict
 
-__all__ = ["CellOutput", "rank_text"]
+__all__ = ["CellOutput", "rank_text", "show_graph"]
 
 # Lines of one rank that are shown; all of them stay in `lab.last`.
 SHOWN_LINES = 200
@@ -91,3 +92,14 @@ class CellOutput:
             self.handle = display(bundle, raw=True, display_id=True)
         else:
             self.handle.update(bundle, raw=True)
+
+
+def show_graph(proof: Verdict) -> None:
+    """In a notebook, draw who waits for whom."""
+    if in_notebook() and proof.edges:
+        from IPython.display import display
+
+        from labkit.charts.live import chart_bundle
+        from labkit.charts.wait_graph import wait_graph
+
+        display(chart_bundle(wait_graph(proof.edges, proof.nodes, proof.cycle)), raw=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.cluster import remote
 from labkit.cluster.bring_up import RankInfo, World
 from labkit.cluster.card import RankStatus, card_html, card_text
+from labkit.cluster.live_card import LiveCard
 from labkit.cluster.seen import Seen, in_words
 from labkit.cluster.sessions import Session
 from labkit.cluster.stacks import Stacks
@@ -36,6 +37,7 @@ class Ranks:
         self._world = world
         self._watch = self._new_watch()
         self.last: Cell | None = None
+        self._card: LiveCard | None = None
 
     @property
     def client(self) -> Any:
@@ -71,14 +73,43 @@ class Ranks:
 
     def status(self) -> list[RankStatus]:
         """What every rank is doing and how much memory it holds."""
-        seen, now = self.seen() if self.running else {}, time.time()
-        rows = []
+        return self._rows(self.seen() if self.running else {})
+
+    def _rows(self, seen: dict[int, Seen]) -> list[RankStatus]:
+        now, rows = time.time(), []
         for info in self.ranks:
             one, process = seen.get(info.rank), info.process()
             memory = process.memory_info().rss if one and process and one.condition != "gone" else None
-            state, doing = ("gone", "") if one is None else in_words(one, now)
+            state, doing = ("gone", "") if one is None else in_words(info.rank, seen, now)
             rows.append(RankStatus(info.rank, info.host, info.pid, info.device, info.threads, memory, state, doing))
         return rows
+
+    def watch(self) -> LiveCard:
+        """Show a card that follows the ranks, twice a second, until the lab ends or another one is shown.
+
+        It shows what each rank computes or waits for also while they are blocked, and while a cell runs.
+        """
+        self._stop_card()
+        watch = self._new_watch()
+
+        def look(done: bool) -> str | None:
+            nonlocal watch
+            if done or not self.running:
+                watch.close()
+                return None
+            if watch.ranks is not self.ranks:  # some were started again
+                watch.close()
+                watch = self._new_watch()
+            cell = self.last
+            return card_html(self._title(), self._rows(watch.seen(cell if cell and cell.pending else None)))
+
+        self._card = LiveCard(look)
+        return self._card
+
+    def _stop_card(self) -> None:
+        if self._card is not None:
+            self._card.close()
+            self._card = None
 
     def _title(self) -> str:
         state = "" if self.running else " (stopped)"

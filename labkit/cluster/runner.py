@@ -10,9 +10,9 @@ from typing import Any
 
 from labkit.cluster import healing, remote
 from labkit.cluster.bring_up import World
-from labkit.cluster.cells import Cell, CellError, CellInterrupted, rank_list
+from labkit.cluster.cells import Cell, CellError, CellInterrupted, DeadlockError, rank_list
 from labkit.cluster.errors import ClusterError
-from labkit.cluster.output import CellOutput
+from labkit.cluster.output import CellOutput, show_graph
 from labkit.cluster.ranks import Ranks
 from labkit.cluster.watch import bring_back, follow, stuck_ranks
 
@@ -106,6 +106,8 @@ class CellRunner(Ranks):
         except (CellError, CellInterrupted) as problem:
             if not problem.stuck:
                 self._recover()
+            if show and isinstance(problem, DeadlockError):
+                show_graph(problem.proof)
             raise
         finally:
             if output:

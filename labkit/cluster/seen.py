@@ -173,8 +173,9 @@ def describe(seen: Mapping[int, Seen], now: float | None = None) -> list[str]:
     return lines
 
 
-def in_words(one: Seen, now: float) -> tuple[str, str]:
+def in_words(rank: int, seen: Mapping[int, Seen], now: float) -> tuple[str, str]:
     """A rank's state in one word, and what more there is to say: where it computes, whom it waits for."""
+    one = seen[rank]
     state = one.state
     if one.condition != "running":
         return ("ready" if one.condition in ("finished", "absent") else one.condition), ""
@@ -185,7 +186,9 @@ def in_words(one: Seen, now: float) -> tuple[str, str]:
     row = _row(one, now)
     if state.wait is None:
         return "computing", f"{row.place}, {duration(row.seconds)}"
-    return "waiting", f"{row.what}, {row.place}, {duration(row.seconds)}"
+    others = sorted({other for other, _ in awaited(rank, state.wait, seen)})
+    whom = f" for {rank_list(others)}" if others else ""
+    return "waiting", f"{row.what}, {row.place}, {duration(row.seconds)}{whom}"
 
 
 def stragglers(seen: Mapping[int, Seen], now: float | None = None) -> list[str]:

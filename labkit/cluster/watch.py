@@ -18,7 +18,7 @@ import psutil
 from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError
 from labkit.cluster.deadlock import Verdict, verdict
 from labkit.cluster.errors import ClusterError
-from labkit.cluster.seen import Condition, Seen, describe
+from labkit.cluster.seen import Condition, Seen, describe, stragglers
 from labkit.cluster.wardens import Wardens
 from labkit.telemetry.states import RankState
 
@@ -35,6 +35,9 @@ GRACE_AFTER_ERROR_S = 0.5
 GRACE_AFTER_INTERRUPT_S = 5.0
 """A rank that does not come back within this time is in a call that ignores interrupts."""
 REVOKE_AFTER_S, AGAIN_AFTER_S = 0.08, 0.5
+SILENT_S = 2.0
+"""A rank that does not answer for so long gets Ctrl-C without being asked. Sooner it may just be writing its error,
+of which that would leave nothing."""
 
 
 class Watch:
@@ -174,7 +177,7 @@ def follow(
             bring_back(cell, watch)
     cell.wait_for_output()
     on_change()
-    lines = describe(seen) if seen else []
+    lines = [*describe(seen), *stragglers(seen)] if seen else []
     stuck = stuck_ranks(cell, watch) if cell.pending else {}
     if proof is not None:
         raise DeadlockError(proof, cell.states(), stuck)
@@ -199,7 +202,7 @@ def bring_back(cell: Cell, watch: Watch) -> None:
         if now >= interrupt_at:
             # Again and again: a rank that has not begun with the cell yet ignores it.
             heard = watch.wardens.ask([pids[rank] for rank in pending], "interrupt", timeout_s=0.2)
-            if now > began:
+            if now > began + SILENT_S:
                 cell.interrupt([rank for rank in pending if pids[rank] not in heard])
             interrupt_at = now + AGAIN_AFTER_S
         if now >= revoke_at:

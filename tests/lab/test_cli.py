@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import eventually
+
 LABKIT = Path(sys.executable).parent / "labkit"
 
 
@@ -16,6 +18,11 @@ def labkit(*arguments: str, **options: object) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [LABKIT, *arguments], capture_output=True, text=True, timeout=110, check=False, stdin=subprocess.DEVNULL
     )
+
+
+def rank_rows(name: str) -> list[dict[str, str]]:
+    labs = json.loads(labkit("status", "--json").stdout)
+    return [row for lab in labs if lab["id"] == name for row in lab["processes"] if row["role"].startswith("rank")]
 
 
 def test_up_status_down() -> None:
@@ -26,10 +33,26 @@ def test_up_status_down() -> None:
         (lab,) = [lab for lab in json.loads(labkit("status", "--json").stdout) if lab["id"] == name]
         assert lab["state"] == "running"
         assert [row["role"] for row in lab["processes"]] == ["controller", "mpiexec", "rank 0", "rank 1"]
-        assert all(row["state"] in ("idle", "busy") for row in lab["processes"])
+        assert [row["state"] for row in lab["processes"][2:]] == ["ready", "ready"]
         joined = f"import labkit; labkit.connect({name!r}).run('print(mpi_size)')"
         done = subprocess.run([sys.executable, "-c", joined], capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout.splitlines() == ["rank 0 │ 2", "rank 1 │ 2"], done.stderr
+        blocked = f"""if True:
+            import labkit
+            lab = labkit.connect({name!r})
+            lab.run("from labkit import comm\\ncomm.barrier()", [1], block=False)
+            input()
+            lab.interrupt()
+        """
+        with subprocess.Popen([sys.executable, "-c", blocked], stdin=subprocess.PIPE, text=True) as notebook:
+            assert eventually(lambda: rank_rows(name)[1]["state"] == "waiting", 30)
+            rows = rank_rows(name)
+            assert rows[0]["state"] == "ready"
+            assert rows[1]["doing"].startswith("barrier(), cell line 2")
+            assert rows[1]["doing"].endswith("for rank 0")
+            assert "barrier(), cell line" in " ".join(labkit("status").stdout.split())
+            notebook.communicate("\n", timeout=60)
+        assert rank_rows(name)[1]["state"] == "ready"
     finally:
         down = labkit("down", name)
     assert down.stdout == f"ended {name}\n"
