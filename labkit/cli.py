@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -98,7 +100,13 @@ def clean() -> None:
 
 
 @app.command()
-def doctor(ranks: Ranks = 4, profile: Profile = "local") -> None:
+def doctor(
+    ranks: Ranks = 4,
+    profile: Profile = "local",
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Also make faults in a lab and see that every cell comes back (minutes).")
+    ] = False,
+) -> None:
     """Check what a start needs, and name the cure for what is wrong."""
     from rich.console import Console
 
@@ -115,7 +123,41 @@ def doctor(ranks: Ranks = 4, profile: Profile = "local") -> None:
         if not check.ok:
             console.print(f"     cure: {check.cure}", markup=False)
     console.print(f"\n{bad} to mend" if bad else "\nready: labkit.start() will work here")
+    if faults and not bad:
+        bad += not try_faults(max(ranks, 2), profile)
     raise typer.Exit(1 if bad else 0)
+
+
+def try_faults(ranks: int, profile: str) -> bool:
+    """Make every fault in a lab, print how long each took to the prompt; whether everything came back."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    import labkit
+    from labkit.cluster import faults
+
+    outcomes = []
+    with labkit.start(ranks, profile) as lab, contextlib.redirect_stderr(io.StringIO()):
+        faults.prepare(lab)
+        for case in track(list(faults.cases()), "faults", console=Console(stderr=True), transient=True):
+            outcomes.append(faults.try_out(lab, case))
+            if outcomes[-1].wrong:
+                lab.restart()
+                faults.prepare(lab)
+    shown = Table(
+        title=f"every fault with {', '.join(faults.BYTES)} messages, p2p and collective", title_justify="left"
+    )
+    for column in ("fault", "in", "as it must be", "median to the prompt", "worst", "started again in"):
+        shown.add_column(column, justify="left" if column in ("fault", "in") else "right")
+    for row in faults.table(outcomes):
+        shown.add_row(*row)
+    Console().print(shown)
+    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    for outcome in wrong:
+        print(f"\n{outcome.case}:")
+        print("\n".join(f"  {line}" for text in outcome.wrong for line in text.splitlines()))
+    return not wrong
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

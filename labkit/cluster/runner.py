@@ -180,10 +180,12 @@ class CellRunner(Ranks):
                 except ClusterError as problem:  # the cell's own error is what the user must see
                     print(f"labkit: {problem}", file=sys.stderr)
             return
+        from ipyparallel.error import CompositeError
+
         try:
             generation = 1 + max(self.view.apply_async(remote.prepare, self._addresses).get(timeout=10))
             self.view.apply_async(remote.renew_communicator, generation).get(timeout=10)
-        except (TimeoutError, FutureTimeout):
+        except (TimeoutError, FutureTimeout, CompositeError):  # a rank may have died meanwhile
             print(
                 "labkit: the ranks could not move to a fresh communicator; lab.restart() is safer than going on.",
                 file=sys.stderr,

@@ -11,7 +11,6 @@ from labkit.cluster.current import become
 from labkit.cluster.lab import Lab
 from tests.conftest import leaves_nothing
 
-
 FORGET = """
 globals().setdefault("_names", {*globals(), "_names"})
 for _name in {*globals()} - _names: del globals()[_name]

@@ -1,0 +1,34 @@
+"""Every fault in every kind of traffic: the prompt comes back, variables live, the next sums are right on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import labkit
+from labkit.cluster import faults
+from labkit.cluster.lab import Lab
+from tests.conftest import leaves_nothing
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """The lab stays from case to case: whether it leaves nothing is seen at the end."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """A lab that goes from one fault to the next."""
+    with leaves_nothing(), labkit.start(3) as running:
+        faults.prepare(running)
+        yield running
+
+
+@pytest.mark.parametrize("case", faults.cases(), ids=str)
+def test_the_prompt_comes_back(lab: Lab, case: faults.Case) -> None:
+    outcome = faults.try_out(lab, case)
+    if outcome.wrong:  # the next case shall not suffer from this one
+        lab.restart()
+        faults.prepare(lab)
+    assert not outcome.wrong
