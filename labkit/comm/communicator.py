@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -16,9 +17,10 @@ from labkit.comm.agreement import Call, Vote, collective
 from labkit.comm.errors import ArgumentError, CommError
 from labkit.comm.inbox import Inbox
 from labkit.comm.mpi import MPI
+from labkit.comm.plain import Plain, real
 from labkit.comm.waiting import Wait, until
 
-__all__ = ["Communicator", "adopt", "communicators", "renew", "world"]
+__all__ = ["Communicator", "adopt", "communicators", "followers", "renew", "world"]
 
 
 class Communicator:
@@ -109,7 +111,7 @@ class Communicator:
         def divide() -> None:
             part = self.mpi.Split(MPI.UNDEFINED if color is None else color, self.rank if key is None else key)
             if part != MPI.COMM_NULL:
-                made.extend([MPI.Intracomm(part), MPI.Intracomm(part.Dup())])
+                made.extend([Plain(part), Plain(part.Dup())])
 
         number = next(self._numbers)
         collective(self, call, timeout, divide, atomic=False)
@@ -168,6 +170,10 @@ def communicators() -> list[Communicator]:
     return [group for group in list(_living) if group.generation == _state.generation]
 
 
+followers: list[Callable[[MPI.Intracomm], None]] = []
+"""Each gets a communicator of its own of the new world's ranks when `renew` or `adopt` has made one."""
+
+
 class _State:
     """The world and what it is renewed from."""
 
@@ -195,7 +201,7 @@ def world() -> Communicator:
 
 def rank_and_size() -> tuple[int, int]:
     """This rank and the number of ranks, without a word to the others."""
-    group = _state.world or _state.base or MPI.COMM_WORLD
+    group = _state.world or _state.base or real
     return group.rank, group.size
 
 
@@ -242,21 +248,23 @@ def adopt(mpi: MPI.Intracomm) -> Communicator:
     if _state.world is not None:
         _retire(_state.world)
         _state.generation += 1
-    _state.base, _state.control, _state.copying, _state.copies = mpi, None, None, []
+    _state.base, _state.control, _state.copying, _state.copies = Plain(mpi), None, None, []
     _state.world = _make_world(None, generation=_state.generation)
     return _state.world
 
 
 def _make_world(timeout: float | None, generation: int = 0) -> Communicator:
     if _state.base is None:
-        _state.base = MPI.COMM_WORLD
+        _state.base = real
     if _state.control is None:
         _duplicate(_state.base, 1, timeout)
         _state.control = _state.copies.pop()
-    _duplicate(_state.control, 2, timeout)
-    data, private = _state.copies
+    _duplicate(_state.control, 2 + len(followers), timeout)
+    data, private, *others = _state.copies
     made = Communicator(data, private, "world", generation, tuple(range(data.size)))
     _state.copies = []
+    for follow, copy in zip(followers, others, strict=True):
+        follow(copy)
     return made
 
 
@@ -272,7 +280,7 @@ def _duplicate(source: MPI.Intracomm, copies: int, timeout: float | None) -> Non
 
 
 def _about_duplication() -> Wait:
-    rank = (_state.base or MPI.COMM_WORLD).rank
+    rank = (_state.base or real).rank
     text = "the first call of labkit.comm" if _state.world is None else "comm.renew()"
     return Wait("renew", rank, text=f"{text}, which every rank must make,")
 
