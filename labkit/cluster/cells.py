@@ -53,15 +53,21 @@ class RankFailure:
 
 
 # What labkit itself raises to say what a cell did wrong; where in labkit it was found out helps nobody.
-OWN_ERRORS = {"ArgumentError", "CommError", "DataError", "DeadlineError", "MismatchError", "TrainError"}
+OWN_ERRORS = {
+    *("ArgumentError", "CommError", "DataError", "DeadlineError", "MismatchError", "TrainError"),
+    *("RevokedError", "StaleError"),
+}
 FRAME = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm|data|train)/")
+WATCHING = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/comm/watched")
 
 
 def without_own_frames(name: str, traceback: str) -> str:
-    """IPython's traceback of an error of labkit's own, down to the cell's line that called it."""
-    if name not in OWN_ERRORS:
-        return traceback
-    return "\n\n".join(block for block in traceback.split("\n\n") if not FRAME.match(block.lstrip()))
+    """IPython's traceback of an error of labkit's own, down to the cell's line that called it.
+
+    Of others, the frames that merely watch a raw MPI call are left out.
+    """
+    own = FRAME if name in OWN_ERRORS else WATCHING
+    return "\n\n".join(block for block in traceback.split("\n\n") if not own.match(block.lstrip()))
 
 
 class CellError(RuntimeError):
@@ -203,8 +209,8 @@ class Cell:
             error = result.exception() if result.done() else None
             if error is not None:
                 when = result.metadata.get("completed")
-                # A rank that was interrupted because of another's failure did not fail by itself.
-                own = getattr(error, "ename", "") != "KeyboardInterrupt"
+                # A rank that was ended because of another's failure did not fail by itself.
+                own = getattr(error, "ename", "") not in ("KeyboardInterrupt", "RevokedError")
                 died = "EngineError" in (type(error).__name__, getattr(error, "ename", ""))
                 failed.append((not died, not own, when.timestamp() if when else time.time(), rank, error))
         return [self._failure(rank, error) for *_, rank, error in sorted(failed, key=lambda item: item[:4])]

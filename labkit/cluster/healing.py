@@ -20,6 +20,7 @@ from labkit.cluster.seen import rank_list
 __all__ = ["COPY", "gone", "respawn", "shrink"]
 
 SHRINK_LIMIT_S = 20.0
+FAREWELL_LIMIT_S = 10.0
 
 COPY = """
 from labkit import comm as _comm
@@ -52,6 +53,7 @@ def respawn(world: World, missing: list[int], timeout: float) -> None:
     """
     left = survivors(world, missing)
     generation = next_generation(world, left)
+    await_farewell(world, missing)
     known, wanted = set(world.client.ids), len(missing)
     results = [world.client[info.engine].apply_async(remote.respawn, missing, generation) for info in left]
     deadline = time.monotonic() + timeout
@@ -94,6 +96,14 @@ def survivors(world: World, missing: list[int]) -> list[RankInfo]:
     if not all(ask(world, left, remote.survives)):
         raise ClusterError(f"{world.session.mpi} cannot go on after a rank's death; Open MPI can.", "lab.restart()")
     return left
+
+
+def await_farewell(world: World, missing: list[int]) -> None:
+    """Wait until the controller knows of the deaths: a new rank asks for the engine id that was the old one's."""
+    old = {info.engine for info in world.ranks if info.rank in missing}
+    deadline = time.monotonic() + FAREWELL_LIMIT_S
+    while old & set(world.client.ids) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def next_generation(world: World, left: list[RankInfo]) -> int:

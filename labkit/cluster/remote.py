@@ -51,7 +51,7 @@ def introduce() -> dict[str, Any]:
 
 
 def prepare(address: str) -> int:
-    """Make this rank's world communicator, together with all others, and let it answer at `address`.
+    """Make this rank's world communicators, together with all others, and let it answer at `address`.
 
     Done at the start of a lab: the first call of labkit.comm is a collective one, and a cell that runs on some ranks
     would wait for the rest. Gives the communicator's generation; a second call does nothing but that.
@@ -61,11 +61,12 @@ def prepare(address: str) -> int:
     from IPython import get_ipython
 
     from labkit import comm
-    from labkit.comm import states, warden
+    from labkit.comm import states, warden, watched
 
     states.follow_cells()
     warden.start(address.format(pid=os.getpid()))
     world = comm.world()
+    watched.install()
     # ipyparallel's names for them, which it sets once: the ranks of a world that lost some have new ones.
     get_ipython().push({"mpi_rank": world.rank, "mpi_size": world.size})
     return world.generation
@@ -73,9 +74,12 @@ def prepare(address: str) -> int:
 
 def renew_communicator(generation: int) -> None:
     """Move this rank to a fresh communicator of that generation, together with all others."""
+    import gc
+
     from labkit import comm
 
     comm.renew(generation)
+    gc.collect()  # the error that ended the cell keeps the arrays of the calls it came through
 
 
 def generation() -> int:

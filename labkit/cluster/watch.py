@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError
-from labkit.cluster.deadlock import Verdict, verdict
+from labkit.cluster.deadlock import RAW, Verdict, verdict
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.seen import Condition, Seen, describe, stragglers
 from labkit.cluster.wardens import Wardens
@@ -222,6 +222,11 @@ def stuck_ranks(cell: Cell, watch: Watch) -> dict[int, str]:
             reasons[rank] = f"stopped by a signal (SIGSTOP): lab.resume({rank}) lets it go on"
         elif one.condition == "silent":
             reasons[rank] = "in C code that ignores interrupts and lets nothing else run"
+        elif one.wait is not None and one.wait.communicator.startswith(RAW):
+            reasons[rank] = (
+                f"blocked in {one.wait.text or one.wait.operation}, a raw mpi4py call, which this MPI cannot end "
+                "(labkit.comm's own calls can be ended under every MPI)"
+            )
         elif one.wait is not None:
             reasons[rank] = f"blocked in {one.wait.text or one.wait.operation}, which ignores interrupts"
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -16,9 +17,10 @@ from labkit.comm.agreement import Call, Vote, collective
 from labkit.comm.errors import ArgumentError, CommError
 from labkit.comm.inbox import Inbox
 from labkit.comm.mpi import MPI
+from labkit.comm.plain import Plain, real
 from labkit.comm.waiting import Wait, until
 
-__all__ = ["Communicator", "adopt", "base", "communicators", "renew", "world"]
+__all__ = ["Communicator", "adopt", "base", "communicators", "followers", "renew", "world"]
 
 
 class Communicator:
@@ -109,7 +111,7 @@ class Communicator:
         def divide() -> None:
             part = self.mpi.Split(MPI.UNDEFINED if color is None else color, self.rank if key is None else key)
             if part != MPI.COMM_NULL:
-                made.extend([MPI.Intracomm(part), MPI.Intracomm(part.Dup())])
+                made.extend([Plain(part), Plain(part.Dup())])
 
         number = next(self._numbers)
         collective(self, call, timeout, divide, atomic=False)
@@ -168,11 +170,15 @@ def communicators() -> list[Communicator]:
     return [group for group in list(_living) if group.generation == _state.generation]
 
 
+followers: list[Callable[[MPI.Intracomm], None]] = []
+"""Each gets a communicator of its own of the new world's ranks when `renew` or `adopt` has made one."""
+
+
 class _State:
     """The world and what it is renewed from."""
 
     def __init__(self) -> None:
-        self.base: MPI.Intracomm | None = None
+        self.base: Plain | None = None
         self.control: MPI.Intracomm | None = None
         self.world: Communicator | None = None
         self.generation = 0
@@ -239,9 +245,9 @@ def renew(generation: int | None = None, *, timeout: float | None = None) -> Com
     return old
 
 
-def base() -> MPI.Intracomm:
+def base() -> Plain:
     """The communicator that the world is made from: of all ranks that are there, used for nothing else."""
-    return _state.base or MPI.COMM_WORLD
+    return _state.base or real
 
 
 def adopt(mpi: MPI.Intracomm, generation: int | None = None) -> Communicator:
@@ -261,7 +267,7 @@ def adopt(mpi: MPI.Intracomm, generation: int | None = None) -> Communicator:
         _state.generation += 1
     if generation is not None:
         _state.generation = generation
-    _state.base, _state.control, _state.copying, _state.copies = mpi, None, None, []
+    _state.base, _state.control, _state.copying, _state.copies = Plain(mpi), None, None, []
     _state.world = _make_world(None, generation=_state.generation)
     return _state.world
 
@@ -270,10 +276,12 @@ def _make_world(timeout: float | None, generation: int = 0) -> Communicator:
     if _state.control is None:
         _duplicate(base(), 1, timeout)
         _state.control = _state.copies.pop()
-    _duplicate(_state.control, 2, timeout)
-    data, private = _state.copies
+    _duplicate(_state.control, 2 + len(followers), timeout)
+    data, private, *others = _state.copies
     made = Communicator(data, private, "world", generation, tuple(range(data.size)))
     _state.copies = []
+    for follow, copy in zip(followers, others, strict=True):
+        follow(copy)
     return made
 
 

@@ -8,7 +8,9 @@ that are left, and blocks in MPI: it is for moments at which nothing else runs.
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
+from labkit.comm import watched
 from labkit.comm.communicator import adopt, base
 from labkit.comm.mpi import MPI
 
@@ -34,23 +36,42 @@ def respawn(command: str, arguments: list[str], missing: list[int], generation: 
     """
     before = base()
     left = MPI.Intracomm(before.Shrink())
-    info = MPI.Info.Create({"wdir": os.getcwd()})
-    bridge = left.Spawn(command, arguments, maxprocs=len(missing), info=info)
-    info.Free()
-    merged = bridge.Merge(high=False)
-    merged.bcast((missing, generation))
-    whole = MPI.Intracomm(merged.Split(0, before.rank))
-    for passing in (merged, bridge, left):
-        passing.Free()
-    adopt(whole, generation)
+    _complete(left, _Plan(command, arguments, missing, generation), 0, before.rank)
 
 
 def rejoin() -> None:
-    """In a process that `respawn` started: take the place of a missing rank."""
+    """In a process that `respawn` started: take the place of a missing rank. Raw calls are watched there, too."""
+    watched.install()
     bridge = MPI.Comm.Get_parent()
     merged = bridge.Merge(high=True)
-    missing, generation = merged.bcast(None)
-    whole = MPI.Intracomm(merged.Split(0, missing[MPI.COMM_WORLD.rank]))
-    merged.Free()
     bridge.Free()
-    adopt(whole, generation)
+    plan, index = merged.bcast(None)
+    _complete(merged, plan, index + 1, plan.missing[index])
+
+
+class _Plan(NamedTuple):
+    """What `respawn` was asked for."""
+
+    command: str
+    arguments: list[str]
+    missing: list[int]
+    generation: int
+
+
+def _complete(together: MPI.Intracomm, plan: _Plan, index: int, number: int) -> None:
+    """Start the missing ranks from the `index`-th on, and go on as rank `number` of the whole world.
+
+    One after the other, although MPI could start all at once: processes that are started together die together.
+    """
+    info = MPI.Info.Create({"wdir": os.getcwd()})
+    for turn in range(index, len(plan.missing)):
+        bridge = together.Spawn(plan.command, plan.arguments, maxprocs=1, info=info)
+        merged = bridge.Merge(high=False)
+        merged.bcast((plan, turn))
+        bridge.Free()
+        together.Free()
+        together = merged
+    info.Free()
+    whole = MPI.Intracomm(together.Split(0, number))
+    together.Free()
+    adopt(whole, plan.generation)

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from labkit.comm import watched
 from labkit.comm.communicator import communicators, rank_and_size
 from labkit.comm.requests import Request
 from labkit.comm.waiting import clock, main_frame, place, waiting_now
@@ -56,6 +57,9 @@ def state() -> RankState:
     for group in communicators():
         entered[group.name], history[group.name] = group.sequence, group.history
         under_way += [request.about() for request in tuple(group.in_flight) if isinstance(request, Request)]
+    under_way += watched.under_way()
+    for name, (count, signatures) in watched.entered().items():
+        entered[name], history[name] = count, signatures
     frame = main_frame()
     wait, serial = waiting_now(), clock.began_ns
     if not running.busy:

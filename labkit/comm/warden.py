@@ -10,7 +10,8 @@ It listens on a socket file in the lab's private folder. A question is a JSON ob
   inside MPI returns. To be asked after ``interrupt``: Ctrl-C is then what that call ends with. The communicators must
   be replaced afterwards: `renew`.
 
-While nobody asks it sleeps. It needs the interpreter lock to answer: a rank in C code that keeps the lock is silent.
+It also ends a raw MPI call in which a `deadline` passes. While there is nothing to do it sleeps. It needs the
+interpreter lock to answer: a rank in C code that keeps the lock is silent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
@@ -28,16 +30,18 @@ from typing import Any
 
 import zmq
 
+from labkit.comm import watched
 from labkit.comm.communicator import communicators, rank_and_size
 from labkit.comm.mpi import MPI, REVOKES
 from labkit.comm.states import running, state
-from labkit.comm.waiting import is_cell, main_frame
+from labkit.comm.waiting import clock, is_cell, main_frame, on_deadline
 
 __all__ = ["start", "stop"]
 
 PROGRESS_S = 2.0
 """How long MPI is driven after a revocation: a rank that is not in MPI makes no progress by itself."""
 PROGRESS_PERIOD_MS = 2
+OVERDUE_PERIOD_MS = 20
 
 _warden: _Warden | None = None
 
@@ -48,6 +52,7 @@ def start(path: str) -> None:
     if _warden is None or not _warden.is_alive():
         _warden = _Warden(path)
         _warden.start()
+        on_deadline[:] = [_warden.wake]
 
 
 @atexit.register
@@ -55,6 +60,7 @@ def stop() -> None:
     """End the thread and remove its socket file."""
     global _warden
     if _warden is not None:
+        on_deadline.clear()
         _warden.end()
         _warden = None
 
@@ -104,14 +110,19 @@ class _Warden(threading.Thread):
                     os.eventfd_read(self._wake)
             if self._socket in ready:
                 self._answer()
+            if time.perf_counter() >= clock.deadline and revokes() and watched.break_overdue():
+                self._drive_until = time.monotonic() + PROGRESS_S
             if time.monotonic() < self._drive_until:
                 drive()
         self._socket.close()
         self._context.term()
 
     def _pause_ms(self) -> int | None:
-        """How long to sleep at most: for ever, or briefly while MPI must be driven."""
-        return PROGRESS_PERIOD_MS if time.monotonic() < self._drive_until else None
+        """How long to sleep at most: briefly while MPI must be driven, to the next deadline, or for ever."""
+        if time.monotonic() < self._drive_until:
+            return PROGRESS_PERIOD_MS
+        left = clock.deadline - time.perf_counter()
+        return None if left == math.inf else max(OVERDUE_PERIOD_MS, int(left * 1e3) + 1)
 
     def _answer(self) -> None:
         client, *_, body = self._socket.recv_multipart()
@@ -150,15 +161,21 @@ def interrupt() -> bool:
     return True
 
 
+def revokes() -> bool:
+    """Whether a call that is blocked inside MPI can be ended from another thread."""
+    return REVOKES and bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 def revoke() -> bool:
     """Let every call on this rank's communicators fail, here and on their other ranks; False where MPI cannot do it."""
-    if not REVOKES or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    if not revokes():
         return False
     for group in communicators():
         for mpi in (group.mpi, group.private):
             with contextlib.suppress(MPI.Exception):
                 if not mpi.Is_revoked():
                     mpi.Revoke()
+    watched.revoke()
     return True
 
 

@@ -50,4 +50,4 @@ def lab(_labs: list[Lab]) -> Lab:
 def as_new(lab: Lab) -> bool:
     """Whether nothing but variables tells that tests have used it."""
     whole = lab.running and lab.size == 3 and not lab.after_cell and lab._collector is None
-    return whole and [row.state for row in lab.status()] == ["ready"] * 3 and lab.client.ids == [0, 1, 2]
+    return whole and [row.state for row in lab.status()] == ["ready"] * 3

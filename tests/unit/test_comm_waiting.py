@@ -10,7 +10,7 @@ import time
 import pytest
 
 from labkit.comm.errors import ArgumentError, CommError, DeadlineError, MismatchError
-from labkit.comm.waiting import Wait, deadline, until, waiting_now
+from labkit.comm.waiting import Wait, clock, deadline, until, waiting_now
 
 WAIT = Wait("recv", 2, peer=1, tag=7, text="recv(src=1, tag=7)")
 
@@ -36,6 +36,13 @@ def test_the_nearest_of_nested_deadlines_counts_and_ends_with_its_block() -> Non
         event = threading.Event()
         threading.Timer(0.05, event.set).start()
         until(event.is_set, lambda: WAIT)
+
+
+def test_a_call_that_another_thread_ended_at_the_deadline_is_told_even_if_it_returned() -> None:
+    with pytest.raises(DeadlineError, match="in Ssend"), deadline(0):
+        clock.broken = DeadlineError("rank 2 waited 1 s in Ssend(dest=1, tag=0)")
+    with deadline(1000):
+        pass
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
