@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.comm.errors import ArgumentError, DeadlineError
 from labkit.telemetry.states import Wait
@@ -29,6 +29,7 @@ __all__ = [
     "deadline",
     "is_cell",
     "main_frame",
+    "on_deadline",
     "place",
     "progress",
     "spent",
@@ -57,7 +58,7 @@ class Spent(NamedTuple):
 class _Clock:
     """Nanoseconds spent so far, and what the rank does at this moment. Plain attributes: they are on the fast path."""
 
-    __slots__ = ("about", "began_ns", "deadline", "transfer_ns", "wait_ns")
+    __slots__ = ("about", "began_ns", "deadline", "raw", "transfer_ns", "wait_ns")
 
     def __init__(self) -> None:
         self.wait_ns = 0
@@ -65,12 +66,17 @@ class _Clock:
         self.about: Callable[[], Wait] | None = None
         self.began_ns = 0
         self.deadline = math.inf
+        self.raw: Any = None
+        """The raw mpi4py call that the main thread is in (see `labkit.comm.watched`)."""
 
 
 clock = _Clock()
 
 progress: list[Callable[[], None]] = []
 """What every wait must drive on meanwhile: receives that were begun and have no message yet."""
+
+on_deadline: list[Callable[[], None]] = []
+"""Called when a deadline was set: raw calls cannot watch the clock themselves."""
 
 
 def spent() -> Spent:
@@ -82,12 +88,14 @@ def spent() -> Spent:
 def deadline(seconds: float) -> Iterator[None]:
     """Let every wait inside the block raise `DeadlineError` once `seconds` have passed since its start.
 
-    Deadlines nest: the nearest one counts. A collective gives up no sooner than 50 ms after it began.
+    Deadlines nest: the nearest one counts. A collective across hosts gives up no sooner than 50 ms after it began.
     """
     if not seconds >= 0:
         raise ArgumentError(f"deadline({seconds!r}): give a number of seconds ≥ 0")
     outer = clock.deadline
     clock.deadline = min(outer, time.perf_counter() + seconds)
+    for tell in on_deadline:
+        tell()
     try:
         yield
     finally:
@@ -153,7 +161,10 @@ def _drive() -> None:
 
 def waiting_now() -> Wait | None:
     """What this rank is in at this moment, or None. May be asked from another thread while the main thread waits."""
-    about, began_ns = clock.about, clock.began_ns
+    raw, about, began_ns = clock.raw, clock.about, clock.began_ns
+    if raw is not None:
+        wait: Wait = raw[0](raw)
+        return replace(wait, place=place(main_frame()))
     if about is None:
         return None
     waited = (time.perf_counter_ns() - began_ns) * 1e-9
