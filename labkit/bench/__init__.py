@@ -22,6 +22,7 @@ __all__ = ["NAMES", "Goal", "Outcome", "machine", "run", "spread"]
 NAMES = {
     "start": "time from labkit.start(4) to the first %%px answer, against a plain ipyparallel MPI cluster",
     "telemetry": "cost of logging a step at the rank, events sent and received, memory of the bounded store",
+    "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
 
 

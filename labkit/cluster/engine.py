@@ -16,6 +16,7 @@ import signal
 import sys
 from typing import IO, Any
 
+import mpi4py
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
 from traitlets.config import Config
@@ -121,6 +122,9 @@ def main() -> None:
     leave_debugger_out()
     Engine.watcher = ForkedWatcher()
     die_visibly()
+    # mpi4py's quick way to reduce Python objects duplicates the communicator at the first use, in a blocking call that
+    # keeps the interpreter to itself: a rank that waits there for others could neither tell so nor be interrupted.
+    mpi4py.rc.fast_reduce = False
     if REJOIN in sys.argv:
         sys.argv.remove(REJOIN)
         from labkit.comm.recovery import rejoin

@@ -76,6 +76,9 @@ class Implementation:
                 "OMPI_MCA_btl": "self,sm,tcp",
                 "OMPI_MCA_osc": "^ucx",
                 "OMPI_MCA_btl_tcp_if_include": "lo",
+                # Ranks that were started again talk by tcp. When such a rank dies in the middle of a long message sent
+                # by its other protocol ("put"), Open MPI 5.0 locks up on the other side.
+                "OMPI_MCA_btl_tcp_flags": "send",
                 # More ranks than cores is the usual case in a lesson; pinning would put two labs on the same core.
                 "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
                 "PRTE_MCA_hwloc_default_binding_policy": "none",

@@ -15,6 +15,7 @@ from labkit.cluster.cells import rank_list
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.processes import await_end, send
 from labkit.cluster.runner import CellRunner
+from labkit.cluster.watch import bring_back
 
 if TYPE_CHECKING:
     from labkit.charts.live import Live
@@ -136,6 +137,8 @@ class Lab(CellRunner):
         if process is not None:
             process.kill()
             await_end([process], 5.0)
+        if self.last is not None and self.last.pending:  # who was in the middle of a message with it
+            bring_back(self.last, self._watch)
         return self.heal(**options)
 
     def _info(self, rank: int) -> RankInfo:

@@ -18,7 +18,7 @@ import psutil
 from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError
 from labkit.cluster.deadlock import RAW, Verdict, verdict
 from labkit.cluster.errors import ClusterError
-from labkit.cluster.seen import Condition, Seen, describe, stragglers
+from labkit.cluster.seen import Condition, Seen, describe, rank_list, stragglers
 from labkit.cluster.wardens import Wardens
 from labkit.telemetry.states import RankState
 
@@ -34,6 +34,8 @@ GRACE_AFTER_ERROR_S = 0.5
 """After the first error the other ranks get this long to finish by themselves before they are interrupted."""
 GRACE_AFTER_INTERRUPT_S = 5.0
 """A rank that does not come back within this time is in a call that ignores interrupts."""
+GRACE_BESIDE_STOPPED_S = 1.5
+"""The same where a rank is stopped by a signal: others may be in the middle of a message from its memory."""
 REVOKE_AFTER_S, AGAIN_AFTER_S = 0.08, 0.5
 SILENT_S = 2.0
 """A rank that does not answer for so long gets Ctrl-C without being asked. Sooner it may just be writing its error,
@@ -59,7 +61,7 @@ class Watch:
     def seen(self, cell: Cell | None) -> dict[int, Seen]:
         """Every rank at this moment; `cell` is the one that runs, if any does."""
         conditions = {info.rank: self._condition(info, cell) for info in self.ranks}
-        asked = [info.pid for info in self.ranks if conditions[info.rank] in ("running", "finished", "failed")]
+        asked = [info.pid for info in self.ranks if conditions[info.rank] not in ("gone", "stopped")]
         at = time.time()
         answers = self.wardens.ask(asked, "state")
         found = {}
@@ -197,7 +199,8 @@ def bring_back(cell: Cell, watch: Watch) -> None:
     interrupt_at, revoke_at = began, began + REVOKE_AFTER_S
     while pending := cell.pending:
         now = time.monotonic()
-        if now > began + GRACE_AFTER_INTERRUPT_S or all(watch.stopped(rank) for rank in pending):
+        stopped = [watch.stopped(rank) for rank in pending]
+        if now > began + (GRACE_BESIDE_STOPPED_S if any(stopped) else GRACE_AFTER_INTERRUPT_S) or all(stopped):
             return
         if now >= interrupt_at:
             # Again and again: a rank that has not begun with the cell yet ignores it.
@@ -214,21 +217,25 @@ def bring_back(cell: Cell, watch: Watch) -> None:
 
 def stuck_ranks(cell: Cell, watch: Watch) -> dict[int, str]:
     """Ranks that are not back, and why each is not."""
+    seen = watch.seen(cell)
+    stopped = [rank for rank, one in seen.items() if one.condition == "stopped"]
     reasons = {}
-    for rank, one in watch.seen(cell).items():
-        if rank not in cell.pending:
-            continue
+    for rank in cell.pending:
+        one = seen[rank]
+        call = (one.wait.text or one.wait.operation) if one.wait else "a call"
         if one.condition == "stopped":
-            reasons[rank] = f"stopped by a signal (SIGSTOP): lab.resume({rank}) lets it go on"
+            reasons[rank] = (
+                f"stopped by a signal (SIGSTOP): lab.resume({rank}) lets it go on, lab.replace({rank}) ends it"
+            )
+        elif stopped and one.condition in ("running", "silent"):
+            reasons[rank] = f"in {call} with {rank_list(stopped)}, stopped in the middle of a message (SIGSTOP)"
         elif one.condition == "silent":
             reasons[rank] = "in C code that ignores interrupts and lets nothing else run"
         elif one.wait is not None and one.wait.communicator.startswith(RAW):
             reasons[rank] = (
-                f"blocked in {one.wait.text or one.wait.operation}, a raw mpi4py call, which this MPI cannot end "
+                f"blocked in {call}, a raw mpi4py call, which this MPI cannot end "
                 "(labkit.comm's own calls can be ended under every MPI)"
             )
-        elif one.wait is not None:
-            reasons[rank] = f"blocked in {one.wait.text or one.wait.operation}, which ignores interrupts"
         else:
-            reasons[rank] = "in a call that ignores interrupts"
+            reasons[rank] = f"in {call}, which ignores interrupts"
     return reasons

@@ -1,26 +1,24 @@
 """Why collectives cannot hang: all ranks agree to be in the same call before any data moves.
 
-Phase 1, *agreement*: a tiny all-reduce of a hash that stands for the call (operation, op, algorithm, root, dtype,
-shape), waited for so that Ctrl-C and deadlines work. It completes only once every rank is in. If the hashes differ,
+Phase 1, *agreement*: every rank says which call it is in (operation, op, algorithm, root, dtype, shape, as one number)
+and waits until all have said so, by a wait that Ctrl-C and deadlines can end. Ranks of one host do that on a board in
+shared memory (`labkit.comm.board`), others by a tiny non-blocking all-reduce (`labkit.comm.vote`). If the calls differ,
 the ranks exchange descriptions and every rank raises `MismatchError`; nothing has moved, and nothing is spoilt.
 
 Phase 2, *data*: as every rank is known to be in the same call, MPI's blocking collective can be used without danger.
 
-Giving up must not leave another rank in the blocking phase. A rank gives up no sooner than `HOLD_NS` after it
-entered. Ranks therefore know from the spread of their entry times (carried by the same all-reduce) whether one of
-them may have given up meanwhile; only then do they confirm once more that all are still there. A Ctrl-C that comes
-after everybody agreed lets the call finish first.
+Giving up must not leave another rank in the blocking phase: a Ctrl-C that comes after everybody agreed lets the call
+finish first. How a rank finds out is the larger part of board and vote.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-import struct
 import time
 from collections.abc import Callable
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.comm.errors import CommError, MismatchError
 from labkit.comm.mpi import MPI
@@ -29,27 +27,46 @@ from labkit.comm.waiting import Wait, clock, place, until
 if TYPE_CHECKING:
     from labkit.comm.communicator import Communicator
 
-__all__ = ["Call", "Vote", "collective"]
+__all__ = ["Ballot", "Call", "collective"]
 
-HOLD_NS = 50_000_000
-"""A rank stays in a call at least this long before it gives up."""
-LATE_NS = HOLD_NS // 2
-"""Entry times further apart than this are confirmed; half of the above leaves a stalled rank 25 ms."""
-GRACE_NS = 1_000_000_000
-"""How long an interrupted rank waits for the others' confirmations."""
 DESCRIPTION_BYTES = 400
 
-_FEW_TESTS = range(20)
-"""Where all ranks come at once, the agreement is over before this: no clock is asked."""
 
-_four = struct.Struct("4q")
-_pack, _unpack = _four.pack_into, _four.unpack_from
+class Ballot(Protocol):
+    """How the ranks of a communicator agree: a `labkit.comm.board.Board`, or `labkit.comm.vote.Votes`.
+
+    `sequence` is the collective's number on the communicator, `entered` the time at which the rank came, in ns.
+    """
+
+    def enter(self, call: Call, sequence: int, entered: int, /) -> None:
+        """Tell the others that this rank is in the call."""
+
+    def entered(self, sequence: int, /) -> bool:
+        """Whether this rank has told the others so."""
+
+    def agree(self, call: Call, sequence: int, timeout: float | None, /) -> bool:
+        """Wait until all are in the call. False if they are in different ones."""
+
+    def look(self, call: Call, sequence: int, /) -> None:
+        """Raise `CommError` if another rank is known to have given up."""
+
+    def leave(self, call: Call, sequence: int, entered: int, /) -> bool:
+        """Give up. True if that is too late: all are in the call, and this rank must go through with it."""
+
+    def mark_left(self, sequence: int, /) -> None:
+        """Tell the others, if that can be done, that this rank has given up after all had agreed."""
+
+    def drop(self) -> None:
+        """Let go of what no other rank needs, when the communicator is not used any more."""
+
+    def free(self) -> None:
+        """Give everything back. All ranks do so."""
 
 
 class Call:
     """One collective call as a rank describes it: what must be the same on all ranks."""
 
-    __slots__ = ("count", "dtype", "group", "operation", "plan", "signature", "text")
+    __slots__ = ("count", "dtype", "group", "operation", "plan", "signature", "slots", "text")
 
     def __init__(
         self,
@@ -70,6 +87,8 @@ class Call:
         self.dtype = dtype
         self.plan = plan
         """What the operation wants to find again next time, such as the MPI operator."""
+        self.slots: Any = None
+        """Where the ranks' data lies, for what is combined in shared memory."""
 
     def about(self) -> Wait:
         """What a rank in this call waits for."""
@@ -88,32 +107,6 @@ class Call:
         )
 
 
-class Vote:
-    """A persistent all-reduce (MPI 4) of four integers by maximum. Starting it again costs less than a new one."""
-
-    __slots__ = ("_request", "mine", "outcome", "start", "test")
-
-    def __init__(self, mpi: MPI.Intracomm) -> None:
-        self.mine = bytearray(_four.size)
-        self.outcome = bytearray(_four.size)
-        self._request = mpi.Allreduce_init([self.mine, 4, MPI.INT64_T], [self.outcome, 4, MPI.INT64_T], MPI.MAX)
-        self.start = self._request.Start
-        self.test = self._request.Test
-
-    def prepare(self, a: int, b: int, c: int, d: int) -> None:
-        """Set this rank's numbers, and clear the outcome: it stays zero until the vote is over."""
-        _pack(self.outcome, 0, 0, 0, 0, 0)
-        _pack(self.mine, 0, a, b, c, d)
-
-    def over(self) -> bool:
-        """Whether the vote was started and is over."""
-        return bool(self.test()) and any(self.outcome)
-
-    def free(self) -> None:
-        """Give MPI's request back."""
-        self._request.Free()
-
-
 def collective(
     group: Communicator,
     call: Call,
@@ -122,6 +115,7 @@ def collective(
     args: tuple[Any, ...] = (),
     *,
     atomic: bool = True,
+    local: bool = False,
 ) -> None:
     """Agree with all ranks on `call`, then run ``function(*args)``.
 
@@ -134,44 +128,35 @@ def collective(
     atomic
         Whether `function` is a single MPI call, which nothing can interrupt. Otherwise it consists of waits that
         can be interrupted, and an interrupt leaves the communicator to be renewed.
+    local
+        Whether `function` needs no other rank and may be run again from the start after an interrupt.
 
     Raises
     ------
     MismatchError, DeadlineError
         As described above.
     CommError
-        When an earlier collective was given up here, or MPI reports a fault such as a lost rank.
+        When an earlier collective was given up here, when another rank gives this one up, or when MPI reports a fault
+        such as a lost rank.
     """
     if group.abandoned is not None:
         raise CommError(
             f"{group.who(call.operation)}: no collective can run on communicator '{group.name}' any more: "
             f"{group.abandoned}. Run comm.renew() on every rank."
         )
-    vote, signature = group.entry, call.signature
+    ballot, log = group.ballot, group.log
+    sequence = log[-1][0] + 1
     # Python looks for signals between bytecodes, so an interrupt may come anywhere below, but not within one call
-    # of a C function. Each step therefore leaves a trace by which `_settle` knows whether it was begun: the vote's
-    # outcome, and this iterator, which is used up in the same C call that calls `function`.
+    # of a C function. Each step therefore leaves a trace by which `_settle` knows whether it was begun: the ballot's,
+    # and this iterator, which is used up in the same C call that calls `function`.
     todo = iter((args,))
     entered = time.perf_counter_ns()
-    log = group.log
-    log.append((log[-1][0] + 1, call.text))
     try:
-        _pack(vote.outcome, 0, 0, 0, 0, 0)
-        _pack(vote.mine, 0, signature, -signature, entered, -entered)
+        log.append((sequence, call.text))
         clock.about, clock.began_ns = call.about, entered
-        vote.start()
-        test = vote.test
-        for _ in _FEW_TESTS:
-            if test():
-                break
-        else:
-            until(test, call.about, timeout)
-        highest, lowest, last, first = _unpack(vote.outcome)
-        if highest != signature or lowest != -signature:
-            raise _mismatch(group, call, timeout)
-        if last + first > LATE_NS:
-            _confirm(group)
-            until(group.confirmation.over, call.about, timeout)
+        ballot.enter(call, sequence, entered)
+        if not ballot.agree(call, sequence, timeout):
+            raise _mismatch(group, call, sequence, timeout)
         agreed = time.perf_counter_ns()
         clock.wait_ns += agreed - entered
         if function is not None:
@@ -182,6 +167,7 @@ def collective(
     except MPI.Exception as error:
         clock.about = None
         group.abandoned = f"{call.text} failed"
+        ballot.mark_left(sequence)
         raise CommError(
             f"{group.who(call.operation)}: MPI reports: {error.Get_error_string()} (in {call.text}, {place()}). "
             "A rank may have died; run comm.renew() on every rank if all are there, or restart the ranks."
@@ -191,76 +177,83 @@ def collective(
         raise
     except BaseException as stop:
         clock.about = None
-        settled = False
-        while not settled:
-            try:
-                _settle(group, call, stop, entered, function, todo, atomic)
-                settled = True
-            except MPI.Exception:
-                group.abandoned = f"{call.text} failed"
-                settled = True
-            except BaseException:  # another Ctrl-C: settle first; it goes on where it was and ends in a second
-                continue
+        undone = (group, call, sequence, entered, stop, function, args, todo, atomic, local)
+        try:
+            _end(*undone)
+        except BaseException:  # another Ctrl-C, between two rounds of its loop
+            _end(*undone)
         raise
+
+
+def _end(
+    group: Communicator,
+    call: Call,
+    sequence: int,
+    entered: int,
+    stop: BaseException,
+    function: Callable[..., object] | None,
+    args: tuple[Any, ...],
+    todo: Any,
+    atomic: bool,
+    local: bool,
+) -> None:
+    """End a call that `stop` interrupted: finished, or given up."""
+    while True:
+        try:
+            if not _settle(group, call, sequence, entered, function, args, todo, atomic=atomic, local=local):
+                given_up = f"rank {group.rank} gave up {call.text} ({type(stop).__name__})"
+                group.abandoned = group.abandoned or given_up
+                group.ballot.mark_left(sequence)
+            return
+        except MPI.Exception:
+            group.abandoned = f"{call.text} failed"
+            group.ballot.mark_left(sequence)
+            return
+        except BaseException:  # another Ctrl-C: settle first; it goes on where it was and ends soon
+            continue
 
 
 def _settle(
     group: Communicator,
     call: Call,
-    stop: BaseException,
+    sequence: int,
     entered: int,
     function: Callable[..., object] | None,
+    args: tuple[Any, ...],
     todo: Any,
+    *,
     atomic: bool,
-) -> None:
-    """Interrupted by `stop`: finish the call if the others rely on this rank, or else mark it as given up."""
-    given_up = f"rank {group.rank} gave up {call.text} ({type(stop).__name__})"
-    vote = group.entry
-    while not vote.test():
-        if time.perf_counter_ns() - entered > HOLD_NS:
-            group.abandoned = given_up
-            return
-        time.sleep(50e-6)
-    if not any(vote.outcome):
-        return  # the interrupt came before this rank had entered
-    highest, lowest, last, first = _unpack(vote.outcome)
-    if highest != call.signature or lowest != -call.signature:
-        group.abandoned = given_up
-        return
-    if last + first > LATE_NS:
-        _confirm(group)
-        until_ns = time.perf_counter_ns() + GRACE_NS
-        while not group.confirmation.over():
-            if time.perf_counter_ns() > until_ns:
-                group.abandoned = given_up
-                return
-            time.sleep(50e-6)
+    local: bool,
+) -> bool:
+    """Interrupted: finish the call if the others rely on this rank. False if it is given up."""
+    if not group.ballot.entered(sequence):
+        if group.log[-1][0] == sequence:
+            group.log.pop()
+        return True
+    begun = operator.length_hint(todo) == 0
+    if not begun and not group.ballot.leave(call, sequence, entered):
+        return False
     if function is None:
-        return
-    if operator.length_hint(todo) == 0:  # begun; a single MPI call has then also ended
-        if not atomic:
-            group.abandoned = given_up
-    elif atomic:
+        return True
+    if local:
+        function(*args)
+        return True
+    if not begun and atomic:
         for _ in starmap(function, todo):
             pass
-    else:
-        group.abandoned = given_up
+    return atomic  # begun: a single MPI call has then also ended
 
 
-def _confirm(group: Communicator) -> None:
-    """Start the second vote of this call, unless that was done already and an interrupt came between."""
-    vote, serial = group.confirmation, _unpack(group.entry.outcome)[2]  # the latest entry time marks the call
-    if _unpack(vote.mine)[0] != serial:
-        vote.prepare(serial, 0, 0, 0)
-        vote.start()
-
-
-def _mismatch(group: Communicator, call: Call, timeout: float | None) -> MismatchError:
+def _mismatch(group: Communicator, call: Call, sequence: int, timeout: float | None) -> MismatchError:
     """Exchange descriptions and put every rank's side into one error, the same on all ranks."""
     own = f"{call.text}  ({place()})".encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
     everyone = bytearray(DESCRIPTION_BYTES * group.size)
-    request = group.private.Iallgather([own, MPI.BYTE], [everyone, MPI.BYTE])
-    until(request.Test, call.about, timeout)
+    exchange: list[MPI.Request] = []
+    kept = own, everyone, exchange
+    group.kept.append(kept)  # stays there after an interrupt
+    exchange.extend(starmap(group.private.Iallgather, (([own, MPI.BYTE], [everyone, MPI.BYTE]),)))
+    until(exchange[0].Test, call.about, timeout, lambda: group.ballot.look(call, sequence))
+    group.kept.remove(kept)
     sides = [
         everyone[start : start + DESCRIPTION_BYTES].decode(errors="replace").rstrip()
         for start in range(0, len(everyone), DESCRIPTION_BYTES)

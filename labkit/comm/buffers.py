@@ -126,16 +126,28 @@ class Buffer:
 
 def reading(x: Array, who: str) -> Buffer:
     """`x` as something to send. `who` starts an error message, such as ``rank 0, send``."""
+    if type(x) is np.ndarray:
+        kind = _numpy_kinds.get(x.dtype)
+        if kind is not None and x.flags.c_contiguous and x.size <= LARGEST_COUNT:
+            return Buffer(x, x, kind, x.shape, x.size, x)
     return _buffer(x, who, False, True)
 
 
 def writing(x: Array, who: str) -> Buffer:
     """`x` as something to receive into: its present values do not count. Call `Buffer.restore` afterwards."""
+    if type(x) is np.ndarray:
+        kind = _numpy_kinds.get(x.dtype)
+        if kind is not None and x.flags.carray and x.size <= LARGEST_COUNT:  # contiguous, writable
+            return Buffer(x, x, kind, x.shape, x.size, x)
     return _buffer(x, who, True, False)
 
 
 def reducing(x: Array, who: str) -> Buffer:
     """`x` as something to reduce in place: float16 and bfloat16 as a float32 copy. Call `Buffer.restore` afterwards."""
+    if type(x) is np.ndarray:
+        kind = _numpy_kinds.get(x.dtype)
+        if kind is not None and kind.family != "half" and x.flags.carray and x.size <= LARGEST_COUNT:
+            return Buffer(x, x, kind, x.shape, x.size, x)
     return _buffer(x, who, True, True, True)
 
 

@@ -10,12 +10,14 @@ import atexit
 import itertools
 from collections import deque
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 from weakref import WeakSet
 
-from labkit.comm.agreement import Call, Vote, collective
+from labkit.comm.agreement import Ballot, Call, collective
 from labkit.comm.errors import ArgumentError, CommError
 from labkit.comm.inbox import Inbox
+from labkit.comm.making import Copies, Making
 from labkit.comm.mpi import MPI
 from labkit.comm.plain import Plain, real
 from labkit.comm.waiting import Wait, until
@@ -40,27 +42,38 @@ class Communicator:
     """
 
     def __init__(
-        self, mpi: MPI.Intracomm, private: MPI.Intracomm, name: str, generation: int, members: tuple[int, ...]
+        self,
+        mpi: MPI.Intracomm,
+        private: MPI.Intracomm,
+        ballot: Ballot,
+        name: str,
+        generation: int,
+        members: tuple[int, ...],
     ) -> None:
         self.mpi = mpi
         self.private = private
-        """Carries the agreements and what the algorithms send, apart from every message of a user."""
+        """Carries what the algorithms send, apart from every message of a user."""
+        self.ballot = ballot
+        self.log: deque[tuple[int, str]] = deque([(0, "")], maxlen=9)
+        """Number and description of the last collectives this rank has entered."""
         self.rank: int = mpi.rank
         self.size: int = mpi.size
         self.name = name
         self.generation = generation
         self.members = members
-        self.entry = Vote(private)
-        self.confirmation = Vote(private)
         self.calls: dict[Any, Call] = {}
         self.abandoned: str | None = None
         """Why no collective can run here any more."""
-        self.log: deque[tuple[int, str]] = deque([(0, "")], maxlen=9)
-        """Number and description of the last collectives this rank has entered."""
         self.inbox = Inbox(mpi)
         self.in_flight: set[Any] = set()
         self.sweep_at = 64
         """Unfinished requests: MPI may still touch their memory, so they are kept alive here."""
+        self.moving: list[Any] = []
+        """Likewise memory and request of the message that `send` or `recv` moves at this moment."""
+        self.kept: list[Any] = []
+        """What MPI may write into while a call is under way, and after it was given up."""
+        self.status = MPI.Status()
+        self._who: dict[str, str] = {}
         self._numbers = itertools.count(1)
         _living.add(self)
 
@@ -79,8 +92,11 @@ class Communicator:
 
     def who(self, operation: str) -> str:
         """The start of an error message."""
-        where = "" if self.name == "world" else f" of '{self.name}'"
-        return f"rank {self.rank}{where}, {operation}"
+        who = self._who.get(operation)
+        if who is None:
+            where = "" if self.name == "world" else f" of '{self.name}'"
+            who = self._who[operation] = f"rank {self.rank}{where}, {operation}"
+        return who
 
     def check(self) -> None:
         """Raise `CommError` if the communicator was made before the last `renew`."""
@@ -103,33 +119,44 @@ class Communicator:
 
         Collective. Returns None on ranks that give ``color=None``.
         """
+        key = self.rank if key is None else key
+        for argument, value in (("color", color), ("key", key)):
+            if value is not None and not (isinstance(value, int) and abs(value) < 2**31):
+                raise ArgumentError(f"{self.who('split')}: {argument}={value!r} must be a whole number below 2³¹.")
         if color is not None and color < 0:
             raise ArgumentError(f"{self.who('split')}: color={color} must be ≥ 0, or None to stay out.")
-        made: list[MPI.Intracomm] = []
-        call = self.call("split")
-
-        def divide() -> None:
-            part = self.mpi.Split(MPI.UNDEFINED if color is None else color, self.rank if key is None else key)
-            if part != MPI.COMM_NULL:
-                made.extend([Plain(part), Plain(part.Dup())])
-
         number = next(self._numbers)
-        collective(self, call, timeout, divide, atomic=False)
-        if not made:
-            return None
-        return self._child(made[0], made[1], f"{self.name}/split {number} color {color}")
+        parts: list[MPI.Intracomm] = []
+        division = starmap(self.mpi.Split, [(MPI.UNDEFINED if color is None else color, key)])
+        collective(self, self.call("split"), timeout, parts.extend, (division,))
+        part = parts[0] if parts[0] != MPI.COMM_NULL else None
+        making = None if part is None else Making(part, part)
+        return self._child(self.call("split", "set up"), making, f"{self.name}/split {number} color {color}", timeout)
 
     def dup(self, *, timeout: float | None = None) -> Communicator:
         """A second communicator of the same ranks, whose messages never meet this one's. Collective."""
-        made: list[MPI.Intracomm] = []
         number = next(self._numbers)
-        collective(self, self.call("dup"), timeout, lambda: made.extend([self.mpi.Dup(), self.mpi.Dup()]), atomic=False)
-        return self._child(made[0], made[1], f"{self.name}/dup {number}")
+        child = self._child(self.call("dup"), Making(self.mpi), f"{self.name}/dup {number}", timeout)
+        assert child is not None
+        return child
 
-    def _child(self, mpi: MPI.Intracomm, private: MPI.Intracomm, name: str) -> Communicator:
+    def _child(self, call: Call, making: Making | None, name: str, timeout: float | None) -> Communicator | None:
+        """Finish a communicator of this group's ranks. Collective; without a making this rank is none of them."""
+
+        def finish() -> None:
+            if making is not None:
+                self.kept.append(making)
+                until(making.over, call.about, timeout, lambda: self.ballot.look(call, self.sequence))
+                self.kept.remove(making)
+
+        collective(self, call, timeout, finish, atomic=False)
+        if making is None:
+            return None
+        mpi, private = making.made()
         group, outer = mpi.Get_group(), self.mpi.Get_group()
         inside = MPI.Group.Translate_ranks(group, list(range(mpi.size)), outer)
-        return Communicator(mpi, private, name, self.generation, tuple(self.members[rank] for rank in inside))
+        members = tuple(self.members[rank] for rank in inside)
+        return Communicator(mpi, private, making.ballot(), name, self.generation, members)
 
     def free(self) -> None:
         """Give the communicator's resources back. Collective; the world itself cannot be freed."""
@@ -137,8 +164,8 @@ class Communicator:
             raise ArgumentError(f"{self.who('free')}: the world stays; free() is for what split() and dup() made.")
 
         def release() -> None:
-            self.entry.free()
-            self.confirmation.free()
+            self.calls.clear()  # some refer to the board
+            self.ballot.free()
             self.private.Free()
             self.mpi.Free()
 
@@ -171,22 +198,26 @@ def communicators() -> list[Communicator]:
 
 
 followers: list[Callable[[MPI.Intracomm], None]] = []
-"""Each gets a communicator of its own of the new world's ranks when `renew` or `adopt` has made one."""
+"""Each gets a communicator of its own of the new world's ranks when `renew` or `adopt` makes one. After an interrupt a
+follower may be called once more with the same communicator. On all ranks the same."""
 
 
 class _State:
     """The world and what it is renewed from."""
 
     def __init__(self) -> None:
-        self.base: Plain | None = None
-        self.control: MPI.Intracomm | None = None
+        self.base: Plain = real
+        self.control: Copies | None = None
+        self.making: Making | None = None
+        """The world that is being made, or was made last; an interrupted renewal goes on from here."""
         self.world: Communicator | None = None
-        self.generation = 0
-        self.copying: tuple[MPI.Intracomm, MPI.Request] | None = None
-        """A duplication that was started and not finished; an interrupted renewal goes on from here."""
-        self.copies: list[MPI.Intracomm] = []
         self.retired: list[Communicator] = []
         """Replaced communicators: never freed, since an abandoned operation may still hold their memory."""
+
+    @property
+    def generation(self) -> int:
+        """The world's."""
+        return 0 if self.world is None else self.world.generation
 
 
 _state = _State()
@@ -195,13 +226,14 @@ _state = _State()
 def world() -> Communicator:
     """The communicator of all ranks. The first call is collective: every rank must make it (or any other call)."""
     if _state.world is None:
-        _state.world = _make_world(None)
+        _advance(0, None)
+    assert _state.world is not None
     return _state.world
 
 
 def rank_and_size() -> tuple[int, int]:
     """This rank and the number of ranks, without a word to the others."""
-    group = _state.world or base()
+    group = _state.world or _state.base
     return group.rank, group.size
 
 
@@ -233,21 +265,15 @@ def renew(generation: int | None = None, *, timeout: float | None = None) -> Com
     timeout
         Seconds to wait for the other ranks.
     """
-    old = world()
-    target = _state.generation + 1 if generation is None else generation
-    if target <= _state.generation:
-        return old
-    while _state.generation < target:
-        new = _make_world(timeout, generation=_state.generation + 1)
-        _retire(old)
-        _state.world, _state.generation = new, new.generation
-        old = new
-    return old
+    target = world().generation + 1 if generation is None else generation
+    while world().generation < target:
+        _advance(world().generation + 1, timeout)
+    return world()
 
 
 def base() -> Plain:
     """The communicator that the world is made from: of all ranks that are there, used for nothing else."""
-    return _state.base or real
+    return _state.base
 
 
 def adopt(mpi: MPI.Intracomm, generation: int | None = None) -> Communicator:
@@ -262,49 +288,40 @@ def adopt(mpi: MPI.Intracomm, generation: int | None = None) -> Communicator:
     generation
         Number of the new generation (default: the next). To be given, the same on all ranks, where they may differ.
     """
-    if _state.world is not None:
-        _retire(_state.world)
-        _state.generation += 1
-    if generation is not None:
-        _state.generation = generation
-    _state.base, _state.control, _state.copying, _state.copies = Plain(mpi), None, None, []
-    _state.world = _make_world(None, generation=_state.generation)
-    return _state.world
+    _state.base, _state.control, _state.making = Plain(mpi), None, None
+    following = 0 if _state.world is None else _state.world.generation + 1
+    _advance(following if generation is None else generation, None)
+    return world()
 
 
-def _make_world(timeout: float | None, generation: int = 0) -> Communicator:
-    if _state.control is None:
-        _duplicate(base(), 1, timeout)
-        _state.control = _state.copies.pop()
-    _duplicate(_state.control, 2 + len(followers), timeout)
-    data, private, *others = _state.copies
-    made = Communicator(data, private, "world", generation, tuple(range(data.size)))
-    _state.copies = []
+def _advance(generation: int, timeout: float | None) -> None:
+    """Make the world of that generation, by waits that can be interrupted and taken up again."""
+    control = _state.control = _state.control or Copies(_state.base, 1)
+    until(control.over, _about_duplication, timeout)
+    making = _state.making
+    if making is None or making.generation != generation:
+        making = _state.making = Making(control.made()[0], None, generation, len(followers))
+    until(making.over, _about_duplication, timeout)
+    data, private, *others = making.made()
+    made = Communicator(data, private, making.ballot(), "world", generation, tuple(range(data.size)))
+    for group in communicators():
+        if group is not made:
+            _retire(group)
     for follow, copy in zip(followers, others, strict=True):
         follow(copy)
-    return made
-
-
-def _duplicate(source: MPI.Intracomm, copies: int, timeout: float | None) -> None:
-    """Duplicate `source` until there are so many copies, by a wait that can be interrupted and taken up again."""
-    while len(_state.copies) < copies:
-        if _state.copying is None:
-            _state.copying = source.Idup()
-        new, request = _state.copying
-        until(request.Test, _about_duplication, timeout)
-        _state.copies.append(new)
-        _state.copying = None
+    _state.world = made
 
 
 def _about_duplication() -> Wait:
-    rank = base().rank
     text = "the first call of labkit.comm" if _state.world is None else "comm.renew()"
-    return Wait("renew", rank, text=f"{text}, which every rank must make,")
+    return Wait("renew", _state.base.rank, text=f"{text}, which every rank must make,")
 
 
 def _retire(old: Communicator) -> None:
     _cancel(old)
     old.abandoned = "it was replaced by renew()"
+    old.calls.clear()  # some refer to the board
+    old.ballot.drop()
     _state.retired.append(old)
 
 

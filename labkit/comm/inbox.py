@@ -32,26 +32,37 @@ class Inbox:
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self._mpi = mpi
-        self._waiting: list[_Receive] = []
+        self.waiting: list[_Receive] = []
+        """In the order in which they were made."""
         self._status = MPI.Status()
 
     def add(self, receive: _Receive) -> None:
         """Queue a receive behind those made before; take its message at once if it is there."""
-        self._waiting.append(receive)
-        if len(self._waiting) == 1:
-            progress.append(self.advance)
+        self.waiting.append(receive)
+        if len(self.waiting) == 1:
+            progress.append(self.drive)
         self.advance()
 
     def remove(self, receive: _Receive) -> None:
         """Forget a receive that has found no message."""
-        if receive in self._waiting:
-            self._waiting.remove(receive)
-            if not self._waiting:
-                progress.remove(self.advance)
+        if receive in self.waiting:
+            self.waiting.remove(receive)
+            if not self.waiting and self.drive in progress:
+                progress.remove(self.drive)
+
+    def drive(self) -> None:
+        """The same as `advance`, for waits that have nothing to do with this communicator: its faults are not theirs.
+
+        Whoever waits for one of these receives finds the fault by `advance`.
+        """
+        try:
+            self.advance()
+        except MPI.Exception:  # revoked, or a rank is lost
+            progress.remove(self.drive)
 
     def advance(self) -> None:
         """Give the messages that have come to the receives that want them."""
-        waiting, status, probe = self._waiting, self._status, self._mpi.Iprobe
+        waiting, status, probe = self.waiting, self._status, self._mpi.Iprobe
         if len(waiting) > 1 and not probe(MPI.ANY_SOURCE, MPI.ANY_TAG):
             return
         for receive in tuple(waiting):

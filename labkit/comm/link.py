@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import starmap
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +17,8 @@ from labkit.comm.waiting import Wait, until
 __all__ = ["PrivateLink"]
 
 TAG = 1
+
+_Begin: TypeAlias = Callable[[Any, int, int], MPI.Request]
 
 
 class PrivateLink:
@@ -29,50 +34,54 @@ class PrivateLink:
         self._call = call
         self._timeout = timeout
         self._mpi = group.private
+        self._sequence = group.sequence + 1
+        """The number that the call will have."""
 
     def send(self, x: Any, dst: int) -> None:
         """Send all of `x` to rank `dst`."""
-        self._complete([self._mpi.Isend(_spec(x), dst, TAG)], x, "sending to", dst)
+        self._complete([(self._mpi.Isend, x, dst)], "sending to", dst)
 
     def recv(self, x: Any, src: int) -> None:
         """Fill `x` from rank `src`."""
-        self._complete([self._mpi.Irecv(_spec(x), src, TAG)], x, "receiving from", src)
+        self._complete([(self._mpi.Irecv, x, src)], "receiving from", src)
 
     def exchange(self, outgoing: Any, dst: int, incoming: Any, src: int) -> None:
         """Send `outgoing` to `dst` and fill `incoming` from `src` at the same time."""
-        requests = [self._mpi.Irecv(_spec(incoming), src, TAG), self._mpi.Isend(_spec(outgoing), dst, TAG)]
-        self._complete(requests, (outgoing, incoming), "receiving from", src)
+        self._complete([(self._mpi.Irecv, incoming, src), (self._mpi.Isend, outgoing, dst)], "receiving from", src)
 
     def recv_unknown(self, src: int) -> bytearray:
         """Receive a message whose length is not known."""
-        found: list[Any] = []
         status = MPI.Status()
 
         def look() -> bool:
-            message = self._mpi.Improbe(src, TAG, status)
-            if message is not None:
-                found.append(message)
-            return message is not None
+            return bool(self._mpi.Iprobe(src, TAG, status))
 
-        until(look, lambda: self._about("receiving from", src), self._timeout)
+        until(look, lambda: self._about("receiving from", src), self._timeout, self._look)
         data = bytearray(status.Get_count(MPI.BYTE))
-        self._complete([found[0].Irecv([data, MPI.BYTE])], data, "receiving from", src)
+        self.recv(data, src)
         return data
 
     def send_all(self, messages: list[tuple[int, Any]]) -> None:
         """Send several messages ``(rank, data)`` at once."""
-        requests = [self._mpi.Isend(_spec(data), dst, TAG) for dst, data in messages]
-        self._complete(requests, messages, "sending to", messages[0][0] if messages else self.rank)
+        sends = [(self._mpi.Isend, data, dst) for dst, data in messages]
+        self._complete(sends, "sending to", messages[0][0] if messages else self.rank)
 
-    def _complete(self, requests: list[Any], memory: Any, doing: str, peer: int) -> None:
-        try:
-            for request in requests:
-                if not request.Test():
-                    until(request.Test, lambda: self._about(doing, peer), self._timeout)
-        except BaseException:
-            # MPI may still touch the memory; the communicator is given up with it.
-            self._group.in_flight.add(_Abandoned(requests, memory))
-            raise
+    def _complete(self, transfers: Sequence[tuple[_Begin, Any, int]], doing: str, peer: int) -> None:
+        """Begin transfers ``(begin, memory, rank)`` and wait for all of them."""
+        about = partial(self._about, doing, peer)
+        under_way = _UnderWay(transfers, about)
+        self._group.in_flight.add(under_way)  # stays there after an interrupt: MPI may still touch the memory
+        requests = under_way.requests
+        for begin, memory, rank in transfers:
+            # Begun and remembered within one call of a C function.
+            requests.extend(starmap(begin, ((_spec(memory), rank, TAG),)))
+        for request in requests:
+            if not request.Test():
+                until(request.Test, about, self._timeout, self._look)
+        self._group.in_flight.discard(under_way)
+
+    def _look(self) -> None:
+        self._group.ballot.look(self._call, self._sequence)
 
     def _about(self, doing: str, peer: int) -> Wait:
         group, call = self._group, self._call
@@ -82,28 +91,31 @@ class PrivateLink:
             "collective",
             communicator=group.name,
             members=group.members,
-            sequence=group.sequence,
-            signature=call.text,
             peer=peer,
             peer_in_world=group.members[peer],
+            sequence=group.sequence,
+            signature=call.text,
             count=call.count,
             dtype=call.dtype,
             text=f"{call.text}, {doing} rank {peer}",
         )
 
 
-class _Abandoned:
-    """Requests nobody waits for any more, with the memory they may still use."""
+class _UnderWay:
+    """Transfers that are under way, with the memory they use. Nobody waits for them once their call was given up."""
 
-    _receives = True
+    def __init__(self, transfers: Any, about: Callable[[], Wait]) -> None:
+        self.requests: list[MPI.Request] = []
+        self.about = about
+        """What is waited for."""
+        self._transfers = transfers
 
-    def __init__(self, requests: list[Any], memory: Any) -> None:
-        self._requests = requests
-        self._memory = memory
+    def sweep(self) -> None:
+        """They stay until the communicator is replaced."""
 
     def give_up(self) -> None:
         """Cancel what can be cancelled; the rest stays as it is."""
-        for request in self._requests:
+        for request in self.requests:
             try:
                 request.Cancel()
                 request.Test()

@@ -2,22 +2,47 @@
 
 A receive must fit its message: another dtype or another length is an error that names both sides, and the message
 stays there (see `labkit.comm.requests` and `labkit.comm.inbox` for how).
+
+`send` and `recv` are the same as `isend` and `irecv` with `Request.wait`, without the objects: for a small message
+these would cost more than the message.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import starmap
 from typing import Any
 
-from labkit.comm.buffers import Array, reading, writing
+from labkit.comm.buffers import KINDS, Array, Buffer, reading, writing
 from labkit.comm.communicator import Communicator, current
 from labkit.comm.errors import ArgumentError
 from labkit.comm.mpi import MPI
-from labkit.comm.requests import CODES, Message, Receive, Request, fault, find, message_of, plain, wait_for
-from labkit.comm.waiting import clock, until
+from labkit.comm.requests import (
+    CODES,
+    Message,
+    Receive,
+    Request,
+    fault,
+    find,
+    message_of,
+    plain,
+    receiving,
+    stranger_for,
+    wait_for,
+    wrong_kind,
+    wrong_length,
+)
+from labkit.comm.waiting import Wait, clock, until
 
 __all__ = ["Message", "Request", "irecv", "isend", "probe", "recv", "send", "sendrecv"]
 
+_ANY_SOURCE, _ANY_TAG, _BYTE = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.BYTE
+_message = tuple.__new__  # what a NamedTuple's own constructor comes to, without its cost
+_LOOKS = range(300)
+"""How often a rank looks before it asks for the time and gives its core away: some 50 µs, which 64 KB need.
+Where ranks outnumber cores, Open MPI itself gives the core away at each look."""
+WHOLE_BYTES = 2048
+"""A message of so many bytes has come with its announcement: receiving it cannot block."""
 LARGEST_TAG: int = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // CODES - 1
 
 
@@ -33,12 +58,30 @@ def send(x: Array, dst: int, tag: int = 0, *, group: Communicator | None = None,
     DeadlineError
         When `dst` does not receive in time.
     """
-    request = _send(current(group), x, dst, tag, "send")
+    communicator = current(group)
+    if type(dst) is not int or not 0 <= dst < communicator.size:
+        communicator.check_rank(dst, "send", "dst")
+    if type(tag) is not int or not 0 <= tag <= LARGEST_TAG:
+        check_tag(communicator, tag, "send")
+    buffer = reading(x, communicator.who("send"))
+    began = time.perf_counter_ns()
+    moving = communicator.moving
+    moving.append(buffer)
     try:
-        request.wait(timeout)
-    except BaseException:
-        request.give_up()
-        raise
+        # Begun and remembered within one call of a C function: an interrupt must not free memory that MPI still reads.
+        moving.extend(starmap(communicator.mpi.Isend, ((buffer.spec, dst, tag * CODES + buffer.kind.code),)))
+        request = moving[-1]
+        test = request.Test
+        for _ in _LOOKS:
+            if test():
+                del moving[-2:]
+                clock.transfer_ns += time.perf_counter_ns() - began
+                return
+    except MPI.Exception as error:
+        raise fault(communicator, "send", error) from error
+    sending = Request(communicator, "send", buffer, dst, tag, request)
+    del moving[-2:]
+    sending.wait(timeout)
 
 
 def recv(
@@ -58,13 +101,30 @@ def recv(
     DeadlineError
         When no message comes in time. The communicator stays good.
     """
-    request = _recv(current(group), x, src, tag, "recv")
+    communicator = current(group)
+    if communicator.inbox.waiting:  # receives that were made before have the first choice
+        request = _recv(communicator, x, src, tag, "recv")
+        try:
+            message = request.wait(timeout)
+        except BaseException:
+            request.give_up()
+            raise
+        assert message is not None
+        return message
+    if src is not None and (type(src) is not int or not 0 <= src < communicator.size):
+        communicator.check_rank(src, "recv", "src")
+    if tag is not None and (type(tag) is not int or not 0 <= tag <= LARGEST_TAG):
+        check_tag(communicator, tag, "recv")
+    buffer = writing(x, communicator.who("recv"))
+    began = time.perf_counter_ns()
     try:
-        message = request.wait(timeout)
-    except BaseException:
-        request.give_up()
-        raise
-    assert message is not None
+        message = _receive(communicator, buffer, src, tag, timeout)
+    except MPI.Exception as error:
+        raise fault(communicator, "recv", error) from error
+    finally:
+        clock.wait_ns += time.perf_counter_ns() - began
+    if buffer.holder is not x:
+        buffer.restore()
     return message
 
 
@@ -128,6 +188,8 @@ def track(group: Communicator) -> None:
     if len(group.in_flight) >= group.sweep_at:
         for request in list(group.in_flight):
             request.sweep()
+        if all(each.Test() for each in group.moving if isinstance(each, MPI.Request)):
+            group.moving.clear()
         group.sweep_at = max(64, 2 * len(group.in_flight))
 
 
@@ -150,6 +212,57 @@ def _recv(group: Communicator, x: Array, src: int | None, tag: int | None, opera
         check_tag(group, tag, operation)
     buffer = writing(x, group.who(operation))
     return Receive(group, operation, buffer, src, tag)
+
+
+def _receive(group: Communicator, buffer: Buffer, src: int | None, tag: int | None, timeout: float | None) -> Message:
+    """Wait for the message, see whether it fits, and only then let MPI have the buffer."""
+    kind, status, probe = buffer.kind, group.status, group.mpi.Iprobe
+    source = _ANY_SOURCE if src is None else src
+    wire_tag = _ANY_TAG if tag is None else tag * CODES + kind.code
+    for _ in _LOOKS:
+        if probe(source, wire_tag, status):
+            break
+    else:
+        _wait_for_message(group, buffer, src, tag, timeout)
+    source, wire_tag, nbytes = status.Get_source(), status.Get_tag(), status.Get_count(_BYTE)
+    if KINDS[wire_tag % CODES] is not kind:
+        raise wrong_kind(group, receiving("recv", src, tag, buffer), message_of(status), kind)
+    if nbytes != buffer.count * kind.itemsize:
+        raise wrong_length(group, receiving("recv", src, tag, buffer), message_of(status), buffer)
+    if nbytes <= WHOLE_BYTES:
+        group.mpi.Recv(buffer.spec, source, wire_tag)
+    else:
+        moving = group.moving
+        moving.append(buffer)
+        moving.extend(starmap(group.mpi.Irecv, ((buffer.spec, source, wire_tag),)))
+        test = moving[-1].Test
+        for _ in _LOOKS:
+            if test():
+                break
+        else:
+            until(test, lambda: _about(group, buffer, source, tag), timeout)
+        del moving[-2:]  # an interrupt leaves them there: the message is received to the end
+    return _message(Message, (source, wire_tag // CODES, buffer.count, nbytes, kind.name))
+
+
+def _wait_for_message(
+    group: Communicator, buffer: Buffer, src: int | None, tag: int | None, timeout: float | None
+) -> None:
+    """Wait until `group.status` tells of a message that this receive matches, or of one that shows it never will."""
+    kind, status, probe = buffer.kind, group.status, group.mpi.Iprobe
+    source = _ANY_SOURCE if src is None else src
+    wire_tag = _ANY_TAG if tag is None else tag * CODES + kind.code
+
+    def look() -> None:
+        stranger = stranger_for(group, src, tag, kind)
+        if stranger is not None:
+            raise wrong_kind(group, receiving("recv", src, tag, buffer), stranger, kind)
+
+    until(lambda: probe(source, wire_tag, status), lambda: _about(group, buffer, src, tag), timeout, look)
+
+
+def _about(group: Communicator, buffer: Buffer, src: int | None, tag: int | None) -> Wait:
+    return wait_for(group, "recv", src, tag, buffer, receiving("recv", src, tag, buffer))
 
 
 def first(group: Communicator, src: int | None, tag: int | None, operation: str, timeout: float | None) -> MPI.Status:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from labkit.comm import shared
 from labkit.comm.agreement import Call, collective
 from labkit.comm.algorithms import ALGORITHMS, Combine
 from labkit.comm.buffers import Array, Buffer, Kind, empty_like, reading, reducing, writing
@@ -73,10 +74,10 @@ def all_reduce(
     op
         See the module's text.
     algorithm
-        None: the fastest, which is MPI's own, and the ring for sums and means of 32 MiB and more. ``"library"``:
-        always MPI's own. Otherwise a name of `labkit.comm.ALGORITHMS`: written with send and receive, to be read and
-        measured. Functions as `op` go with ``"to_root"``, ``"tree"`` and
-        ``"recursive_doubling"``, which keep the order of ranks and do not cut the tensor.
+        None: the fastest: `labkit.comm.shared` for small tensors on one host, the ring for sums and means of 32 MiB
+        and more, MPI's own for the others. ``"library"``: always MPI's own. Otherwise a name of
+        `labkit.comm.ALGORITHMS`: written with send and receive, to be read and measured. Functions as `op` go with
+        ``"to_root"``, ``"tree"`` and ``"recursive_doubling"``, which keep the order of ranks and do not cut the tensor.
     group, timeout
         See `labkit.comm`.
 
@@ -96,7 +97,9 @@ def all_reduce(
     if call is None:
         call = _make_call(communicator, "all_reduce", op, algorithm, buffer, x, key)
     plan: _Plan = call.plan
-    if plan.algorithm is None:
+    if algorithm is None and shared.suits(communicator, buffer):
+        shared.all_reduce(communicator, call, buffer, plan.combine, timeout)
+    elif plan.algorithm is None:
         in_place = (MPI.IN_PLACE, buffer.spec, plan.mpi)
         collective(communicator, call, timeout, communicator.mpi.Allreduce, in_place)
     else:
@@ -240,11 +243,13 @@ def _make_call(
         known = ", ".join(("library", *ALGORITHMS))
         raise ArgumentError(f"{who}: algorithm={algorithm!r} is unknown. Known: {known}.")
     name = str(x.dtype).removeprefix("torch.")
+    asked = algorithm
     large = operation == "all_reduce" and op in ("sum", "mean") and buffer.nbytes >= RING_FROM_BYTES
     if algorithm is None and large and communicator.size > 1:
         algorithm = "ring"
     plan = _Plan(*operator, None if algorithm == "library" else algorithm)
-    details = [op, f"algorithm={plan.algorithm}" if plan.algorithm else "", detail]
+    shown = plan.algorithm or asked  # "library" is not the default: that may be combined in shared memory
+    details = [op, f"algorithm={shown}" if shown else "", detail]
     text = ", ".join(part for part in [*details, name, f"shape {tuple(buffer.shape)}"] if part)
     return communicator.remember(key, Call(communicator, operation, text, count=buffer.count, dtype=name, plan=plan))
 

@@ -25,11 +25,15 @@ __all__ = [
     "message_of",
     "plain",
     "raw_buffer",
+    "receiving",
+    "stranger_for",
     "wait_for",
     "wrong_kind",
+    "wrong_length",
 ]
 
 CODES = 32
+_SENDS = ("send", "isend", "send_object")
 _ANY_SOURCE, _ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 
 
@@ -151,7 +155,7 @@ class Receive(Request):
         if KINDS[status.Get_tag() % CODES] is not buffer.kind:
             self._error = wrong_kind(self._group, self._text(), message, buffer.kind)
         elif message.nbytes != buffer.nbytes:
-            self._error = self._wrong_length(message)
+            self._error = wrong_length(self._group, self._text(), message, buffer)
         else:
             self._message = message
             self._request = self._group.mpi.Irecv(buffer.spec, message.src, status.Get_tag())
@@ -166,8 +170,7 @@ class Receive(Request):
         """Receives stay: somebody will want their message."""
 
     def _text(self) -> str:
-        kind, count = self._buffer.kind.name, self._buffer.count
-        return plain(self._operation, self._peer, self._tag)[:-1] + f", {kind} × {count})"
+        return receiving(self._operation, self._peer, self._tag, self._buffer)
 
     def _account(self, nanoseconds: int) -> None:
         clock.wait_ns += nanoseconds
@@ -185,11 +188,11 @@ class Receive(Request):
             return True
 
     def _look(self) -> None:
-        if self._tag is not None and self._request is None and self._error is None:
-            stranger = find(self._group, self._peer, self._tag)
-            if stranger is not None and stranger.Get_tag() % CODES != self._buffer.kind.code:
+        if self._request is None and self._error is None:
+            stranger = stranger_for(self._group, self._peer, self._tag, self._buffer.kind)
+            if stranger is not None:
                 self._group.inbox.remove(self)
-                self._error = wrong_kind(self._group, self._text(), message_of(stranger), self._buffer.kind)
+                self._error = wrong_kind(self._group, self._text(), stranger, self._buffer.kind)
 
     def _finish(self) -> None:
         super()._finish()
@@ -197,16 +200,6 @@ class Receive(Request):
             self._buffer.restore()
         else:
             self._group.inbox.remove(self)
-
-    def _wrong_length(self, message: Message) -> MismatchError:
-        buffer = self._buffer
-        return MismatchError(
-            f"rank {self._group.rank}, {self._text()} ({place()}): the tensor holds {buffer.nbytes} bytes "
-            f"(shape {tuple(buffer.shape)}), but rank {message.src} sent {message.nbytes} bytes "
-            f"({message.count} × {message.dtype}, tag {message.tag}). "
-            "Send and receive tensors of the same size; probe() tells the size beforehand. "
-            "The message is still there for a receive that fits."
-        )
 
 
 def message_of(status: MPI.Status) -> Message:
@@ -228,6 +221,27 @@ def find(group: Communicator, src: int | None, tag: int | None) -> MPI.Status | 
         if group.mpi.Iprobe(source, tag * CODES + code, status):
             return status
     return None
+
+
+def stranger_for(group: Communicator, src: int | None, tag: int | None, kind: Kind) -> Message | None:
+    """A waiting message that a receive under `tag` will never take, since it has another dtype."""
+    if tag is None:
+        return None
+    status = find(group, src, tag)
+    if status is None or status.Get_tag() % CODES == kind.code:
+        return None
+    return message_of(status)
+
+
+def wrong_length(group: Communicator, text: str, message: Message, buffer: Buffer) -> MismatchError:
+    """The error for a message of another size than the tensor that is to take it."""
+    return MismatchError(
+        f"rank {group.rank}, {text} ({place()}): the tensor holds {buffer.nbytes} bytes "
+        f"(shape {tuple(buffer.shape)}), but rank {message.src} sent {message.nbytes} bytes "
+        f"({message.count} × {message.dtype}, tag {message.tag}). "
+        "Send and receive tensors of the same size; probe() tells the size beforehand. "
+        "The message is still there for a receive that fits."
+    )
 
 
 def wrong_kind(group: Communicator, text: str, message: Message, kind: Kind) -> MismatchError:
@@ -256,7 +270,7 @@ def wait_for(
     return Wait(
         operation,
         group.rank,
-        "send" if "send" in operation else "receive",
+        "send" if operation in _SENDS else "receive",
         communicator=group.name,
         members=group.members,
         peer=peer,
@@ -274,5 +288,10 @@ def raw_buffer(data: bytes | bytearray) -> Buffer:
 
 
 def plain(operation: str, src: int | None, tag: int | None) -> str:
-    """The call as a reader would write it."""
+    """A receive or probe as a reader would write it."""
     return f"{operation}(src={'any' if src is None else src}, tag={'any' if tag is None else tag})"
+
+
+def receiving(operation: str, src: int | None, tag: int | None, buffer: Buffer) -> str:
+    """A receive into `buffer` as a reader would write it."""
+    return plain(operation, src, tag)[:-1] + f", {buffer.kind.name} × {buffer.count})"

@@ -112,6 +112,8 @@ def replace(mpi: MPI.Intracomm) -> None:
     `mpi` belongs to the world from now on. Communicators made before, and requests on them, can no longer be used: a
     call raises `StaleError`.
     """
+    if _state.copy is not None and _state.copy.handle == mpi.handle:
+        return  # a recovery that was interrupted goes on
     for handle, group in groups.items():
         group.void = group.void or handle != MPI.COMM_SELF.handle
     old, _state.copy = _state.copy, _named(Plain(mpi))

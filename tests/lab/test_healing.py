@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import labkit
-from labkit.cluster.cells import CellError, DeadlockError
+from labkit.cluster.cells import CellDeadlineError, CellError, DeadlockError
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.lab import Lab
 from tests.conftest import eventually
@@ -82,7 +82,13 @@ def test_a_stopped_rank_can_be_resumed_or_replaced(lab: Lab) -> None:
     assert eventually(lambda: lab.status()[1].state == "stopped")
     lab.resume(1)
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
-    os.kill(lab.ranks[1].pid, signal.SIGSTOP)
+    ring = "MPI.COMM_WORLD.Sendrecv(x, (comm.rank + 1) % 3, 0, y, (comm.rank + 2) % 3)"
+    stop = "if comm.rank == 1: threading.Timer(0.2, os.kill, (os.getpid(), 19)).start()"
+    lab.run("import os, threading\nfrom mpi4py import MPI\nx = np.ones(11_000_000, np.float32)\ny = x.copy()")
+    with pytest.raises(CellDeadlineError) as caught:
+        lab.run(f"{stop}\nwhile True: {ring}", show=False, deadline=0.5)
+    assert 1 in caught.value.stuck
+    assert all("SIGSTOP" in why for why in caught.value.stuck.values())
     assert lab.replace(1) == [1]
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
