@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.comm.algorithms import ALGORITHMS
     from labkit.comm.collectives import all_gather, all_to_all, barrier, broadcast, gather, scatter
     from labkit.comm.communicator import Communicator, adopt, renew, world
-    from labkit.comm.errors import ArgumentError, CommError, DeadlineError, MismatchError
+    from labkit.comm.errors import ArgumentError, CommError, DeadlineError, MismatchError, RankDiedError
     from labkit.comm.objects import (
         all_gather_object,
         broadcast_object,
@@ -46,6 +46,7 @@ __all__ = [
     "DeadlineError",
     "Message",
     "MismatchError",
+    "RankDiedError",
     "Request",
     "Spent",
     "Wait",
@@ -87,7 +88,7 @@ __all__ = [
 _HOME = {
     "algorithms": ["ALGORITHMS"],
     "collectives": ["all_gather", "all_to_all", "barrier", "broadcast", "gather", "scatter"],
-    "errors": ["ArgumentError", "CommError", "DeadlineError", "MismatchError"],
+    "errors": ["ArgumentError", "CommError", "DeadlineError", "MismatchError", "RankDiedError"],
     "objects": [
         "all_gather_object",
         "broadcast_object",

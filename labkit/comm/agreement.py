@@ -20,7 +20,8 @@ from collections.abc import Callable
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.comm.errors import CommError, MismatchError
+from labkit.comm.errors import CommError, MismatchError, RankDiedError
+from labkit.comm.lost import fault
 from labkit.comm.mpi import MPI
 from labkit.comm.waiting import Wait, clock, place, until
 
@@ -136,8 +137,9 @@ def collective(
     MismatchError, DeadlineError
         As described above.
     CommError
-        When an earlier collective was given up here, when another rank gives this one up, or when MPI reports a fault
-        such as a lost rank.
+        When an earlier collective was given up here, or when another rank gives this one up.
+    RankDiedError
+        When the process of a rank has ended.
     """
     if group.abandoned is not None:
         raise CommError(
@@ -167,11 +169,10 @@ def collective(
     except MPI.Exception as error:
         clock.about = None
         group.abandoned = f"{call.text} failed"
-        ballot.mark_left(sequence)
-        raise CommError(
-            f"{group.who(call.operation)}: MPI reports: {error.Get_error_string()} (in {call.text}, {place()}). "
-            "A rank may have died; run comm.renew() on every rank if all are there, or restart the ranks."
-        ) from error
+        failure = fault(group, call.operation, error, call.text)
+        if not isinstance(failure, RankDiedError):  # of a death all hear for themselves, and shall say so
+            ballot.mark_left(sequence)
+        raise failure from error
     except MismatchError:
         clock.about = None
         raise

@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from labkit.comm.errors import CommError
-from labkit.comm.waiting import until
+from labkit.comm.lost import died, gone
+from labkit.comm.waiting import place, until
 
 if TYPE_CHECKING:
     from labkit.comm.agreement import Call
@@ -126,6 +127,9 @@ class Board:
                     group = call.group
                     text = dict(group.log).get(number, call.text)
                     group.abandoned = group.abandoned or f"rank {rank} gave up {text}"
+                    lost = gone(group)
+                    if lost:
+                        raise died(group, call.operation, lost, f"in {text}, {place()}")
                     raise CommError(
                         f"{group.who(call.operation)}: rank {rank} gave up while the others were in {text}: it was "
                         "interrupted, or its time was over. Run comm.renew() on every rank before the next collective."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "CommError", "DeadlineError", "MismatchError"]
+__all__ = ["ArgumentError", "CommError", "DeadlineError", "MismatchError", "RankDiedError"]
 
 
 class CommError(RuntimeError):
@@ -22,3 +22,20 @@ class MismatchError(CommError):
 
 class DeadlineError(CommError, TimeoutError):
     """A wait lasted longer than its `timeout` or the `deadline` around it."""
+
+
+class RankDiedError(CommError):
+    """A call needs a rank whose process has ended.
+
+    Attributes
+    ----------
+    ranks
+        The lost ranks of the call's communicator.
+    """
+
+    def __init__(self, message: str, ranks: list[int]) -> None:
+        super().__init__(message, ranks)
+        self.ranks = ranks
+
+    def __str__(self) -> str:
+        return str(self.args[0])

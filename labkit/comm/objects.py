@@ -12,9 +12,10 @@ from labkit.comm.collectives import parts_of
 from labkit.comm.communicator import Communicator, current
 from labkit.comm.errors import ArgumentError
 from labkit.comm.link import PrivateLink
+from labkit.comm.lost import fault
 from labkit.comm.mpi import MPI
 from labkit.comm.p2p import check_tag, first, track
-from labkit.comm.requests import CODES, Receive, Request, fault, message_of, plain, raw_buffer, wrong_kind
+from labkit.comm.requests import CODES, Receive, Request, message_of, plain, raw_buffer, wrong_kind
 
 __all__ = [
     "all_gather_object",

@@ -16,13 +16,13 @@ from typing import Any
 from labkit.comm.buffers import KINDS, Array, Buffer, reading, writing
 from labkit.comm.communicator import Communicator, current
 from labkit.comm.errors import ArgumentError
+from labkit.comm.lost import fault
 from labkit.comm.mpi import MPI
 from labkit.comm.requests import (
     CODES,
     Message,
     Receive,
     Request,
-    fault,
     find,
     message_of,
     plain,

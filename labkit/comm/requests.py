@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from labkit.comm.buffers import KINDS, OBJECT, Buffer, Kind
 from labkit.comm.communicator import Communicator
 from labkit.comm.errors import CommError, MismatchError
+from labkit.comm.lost import fault
 from labkit.comm.mpi import MPI
 from labkit.comm.waiting import Wait, clock, place, until
 
@@ -20,7 +21,6 @@ __all__ = [
     "Message",
     "Receive",
     "Request",
-    "fault",
     "find",
     "message_of",
     "plain",
@@ -256,11 +256,6 @@ def wrong_kind(group: Communicator, text: str, message: Message, kind: Kind) -> 
         f"rank {group.rank}, {text} ({place()}): expects {kind.name}, but rank {message.src} sent "
         f"{message.dtype} × {message.count} ({message.nbytes} bytes, tag {message.tag}). {cure}"
     )
-
-
-def fault(group: Communicator, operation: str, error: MPI.Exception) -> CommError:
-    """An error of MPI itself, such as a lost rank."""
-    return CommError(f"{group.who(operation)}: MPI reports: {error.Get_error_string()} ({place()}).")
 
 
 def wait_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from labkit.comm import watched
 from labkit.comm.communicator import communicators, rank_and_size
 from labkit.comm.requests import Request
+from labkit.comm.torch_calls import torch_wait
 from labkit.comm.waiting import clock, main_frame, place, waiting_now
 from labkit.telemetry.states import RankState, Wait
 
@@ -62,6 +64,8 @@ def state() -> RankState:
         entered[name], history[name] = count, signatures
     frame = main_frame()
     wait, serial = waiting_now(), clock.began_ns
+    if wait is None and "torch.distributed" in sys.modules:
+        wait = torch_wait(frame, rank)
     if not running.busy:
         wait = None
     return RankState(

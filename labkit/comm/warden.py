@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import math
 import os
 import signal
@@ -128,9 +129,14 @@ class _Warden(threading.Thread):
         client, *_, body = self._socket.recv_multipart()
         try:
             question = json.loads(body)
-            answer = self._actions[question["do"]]()
+            action = self._actions[question["do"]]
         except (ValueError, KeyError, TypeError):
             return  # not ours; whoever asked gets no answer
+        try:
+            answer = action()
+        except Exception as error:  # the thread must live on; the rank is then shown as one that does not answer
+            logging.getLogger("labkit").warning("no answer to %r", question["do"], exc_info=error)
+            return
         reply = {"id": question.get("id"), "rank": rank_and_size()[0], "answer": answer}
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([client, json.dumps(reply).encode()], zmq.NOBLOCK)

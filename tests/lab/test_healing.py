@@ -59,6 +59,8 @@ def test_a_rank_that_ends_itself_is_named_and_the_others_go_on_without_it(lab: L
         lab.run(f"import os\nif comm.rank == 0:\n    {end}\ncomm.barrier()", show=False)
     assert caught.value.first is not None
     assert (caught.value.first.rank, caught.value.first.name) == (0, "RankDiedError")
+    lost = "RankDiedError: rank {rank}, barrier: the process of rank 0 has ended"
+    assert all(caught.value.states[rank].startswith(lost.format(rank=rank)) for rank in (1, 2))
     assert lab.shrink() == [0]
     assert lab.size == 2
     assert said(lab) == ["0 3.0 10", "1 3.0 20"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,30 @@ def test_a_blocked_rank_tells_what_it_waits_for_and_where(lab: Lab) -> None:
     assert [row.state for row in lab.status()] == ["ready"] * 3
     assert repr(lab.where()).count("at its prompt") == 3
     works(lab)
+
+
+def test_a_wait_in_torch_distributed_is_seen(lab: Lab, tmp_path: Path) -> None:
+    code = f"""
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{tmp_path}/meeting", rank=comm.rank, world_size=3)
+x = torch.ones(1)
+if comm.rank == 1:
+    while not os.path.exists("{tmp_path}/go"): time.sleep(0.01)
+    dist.send(x, dst=0)
+if comm.rank == 0: dist.recv(x, src=1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+    lab.run(code, block=False)
+    try:
+        assert eventually(lambda: [row.state for row in lab.status()] == ["waiting", "computing", "waiting"], 60)
+        rows = lab.status()
+        assert rows[0].doing.startswith("torch.distributed.recv(src=1, tag=0), cell line 8")
+        assert rows[2].doing.startswith("torch.distributed.barrier(), cell line 9")
+    finally:
+        (tmp_path / "go").touch()
+    lab.wait()
 
 
 def test_a_stopped_rank_does_not_keep_the_others(lab: Lab) -> None:
