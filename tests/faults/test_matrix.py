@@ -25,7 +25,7 @@ def lab() -> Iterator[Lab]:
         yield running
 
 
-@pytest.mark.parametrize("case", faults.cases(), ids=str)
+@pytest.mark.parametrize("case", list(faults.cases()), ids=str)
 def test_the_prompt_comes_back(lab: Lab, case: faults.Case) -> None:
     outcome = faults.try_out(lab, case)
     if outcome.wrong:  # the next case shall not suffer from this one
