@@ -103,7 +103,7 @@ def _layout(places: Mapping[int, Point], title: str) -> dict[str, object]:
     hidden = {"visible": False, "fixedrange": True}
     return {
         "template": TEMPLATE,
-        "title": {"text": escape(title)},
+        "title": {"text": escape(title), "pad": {"l": 16}},
         "width": round(2 * across),
         "height": round(2 * up) + 60,
         "margin": {"l": 0, "r": 0, "t": 60, "b": 0},
@@ -161,7 +161,12 @@ def _label(figure: go.Figure, place: Point, calls: Sequence[str], doing: str, co
 
 
 def _short(call: str) -> str:
-    return call if len(call) <= LONGEST else call[: LONGEST - 1].rstrip(" ,") + "…"
+    """The call, cut off after an argument where it is too long."""
+    if len(call) <= LONGEST:
+        return call
+    cut = call[: LONGEST - 1]
+    whole, comma, _ = cut.rpartition(", ")
+    return f"{whole}, …" if comma else f"{cut}…"
 
 
 def _discs(

@@ -47,8 +47,13 @@ class RankFailure:
     message: str
     traceback: str
 
+    @property
+    def follows(self) -> bool:
+        """Whether it is no more than what a rank is told that waits for one whose process has ended."""
+        return self.name in ("CommError", "RevokedError") or "MPI_ERR_PROC_FAILED" in self.message
+
     def __str__(self) -> str:
-        first = self.message.strip().splitlines()[0] if self.message.strip() else ""
+        first = self.message.strip().splitlines()[0].rstrip(":") if self.message.strip() else ""
         return f"{self.name}: {first}" if first else self.name
 
 
@@ -57,14 +62,14 @@ OWN_ERRORS = {
     *("ArgumentError", "CommError", "DataError", "DeadlineError", "MismatchError", "TrainError"),
     *("RevokedError", "StaleError"),
 }
-FRAME = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm|data|train)/")
-WATCHING = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/comm/watched")
+FRAME = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm|data|train|exercises)/")
+WATCHING = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm/watched|exercises/)")
 
 
 def without_own_frames(name: str, traceback: str) -> str:
     """IPython's traceback of an error of labkit's own, down to the cell's line that called it.
 
-    Of others, the frames that merely watch a raw MPI call are left out.
+    Of others, the frames that merely watch a raw MPI call, or check an exercise, are left out.
     """
     own = FRAME if name in OWN_ERRORS else WATCHING
     return "\n\n".join(block for block in traceback.split("\n\n") if not own.match(block.lstrip()))
@@ -221,6 +226,7 @@ class Cell:
         message = error.evalue if remote else str(error)  # type: ignore[attr-defined]
         if name == "EngineError":
             name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.heal() or lab.shrink()"
+            return RankFailure(rank, name, message, f"{name}: {message}")
         traceback = getattr(error, "traceback", None) or f"{name}: {message}"
         return RankFailure(rank, name, message, without_own_frames(name, traceback))
 
@@ -251,12 +257,15 @@ class Cell:
     def states(self) -> dict[int, str]:
         """What became of each rank, in a few words."""
         failed = {failure.rank: failure for failure in self.failures()}
+        died = [rank for rank, failure in failed.items() if failure.name == "RankDiedError"]
         words = {}
         for rank, result in self.results.items():
             if not result.done():
                 words[rank] = "still at work"
             elif rank not in failed:
                 words[rank] = "finished"
+            elif died and failed[rank].follows:
+                words[rank] = f"freed, because {rank_list(died)} {'is' if len(died) == 1 else 'are'} gone"
             elif failed[rank].name == "KeyboardInterrupt":
                 words[rank] = "interrupted" + (f" in {failed[rank].message}" if failed[rank].message else "")
             else:

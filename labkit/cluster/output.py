@@ -102,4 +102,6 @@ def show_graph(proof: Verdict) -> None:
         from labkit.charts.live import chart_bundle
         from labkit.charts.wait_graph import wait_graph
 
-        display(chart_bundle(wait_graph(proof.edges, proof.nodes, proof.cycle)), raw=True)
+        joined = {rank for edge in proof.edges for rank in edge[:2]}
+        nodes = {rank: doing for rank, doing in proof.nodes.items() if doing != "absent" or rank in joined}
+        display(chart_bundle(wait_graph(proof.edges, nodes, proof.cycle)), raw=True)

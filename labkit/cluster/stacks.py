@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Stacks"]
 
 MACHINERY = re.compile(
-    r'File "[^"]*/(ipykernel|ipyparallel|IPython|traitlets|tornado|asyncio|labkit/cluster)/|File "<frozen'
+    r'File "[^"]*/(ipykernel|ipyparallel|IPython|traitlets|tornado|asyncio|labkit/cluster|labkit/comm)/|File "<frozen'
 )
+
+CELL = re.compile(r'File "[^"]*(?:/ipykernel_|<ipython-input)[^"]*"')
 
 
 class Stacks(dict[int, list[str]]):
@@ -29,7 +31,7 @@ class Stacks(dict[int, list[str]]):
 
 
 def theirs(lines: Sequence[str]) -> list[str]:
-    """The user's part of a stack: from the cell on, without what runs cells."""
+    """The user's part of a stack: from the cell on, without what runs cells and what labkit's own calls are made of."""
     own = [line.rstrip("\n") for line in lines if not MACHINERY.search(line)]
     start = next((number for number, line in enumerate(own) if "ipykernel_" in line or "<ipython-input" in line), None)
-    return own[start:] if start is not None else []
+    return [CELL.sub("cell", line) for line in own[start:]] if start is not None else []

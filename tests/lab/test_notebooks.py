@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 
 import nbformat
@@ -12,17 +13,54 @@ from labkit import report
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
+# What the cells of notebook 02 must say, in their order.
+WHEN_IT_HANGS = (
+    "DeadlockError: ranks 0 and 1 cannot go on.",
+    "rank 0  recv(src=1, tag=any, float32 × 3)   cell line 2",
+    "Cycle 0 → 1 → 0. Let one side send first, or use sendrecv().",
+    "rank 3  recv(source=0, tag=any)   cell line 1",
+    "Cycle 0 → 1 → 2 → 3 → 0. Let one of them send first",
+    "Cycle 0 → 1 → 0. Small messages leave at once, but large ones wait for their receiver",
+    "Every rank of 'world' must make the call barrier(): rank 3 finished the cell without it.",
+    "rank 2 failed first:",
+    "ZeroDivisionError",
+    "rank 1  all_reduce(sum, float32, shape (3,))",
+    "barrier(), cell line 3",
+    "DeadlineError: the cell was not done after 2 s.",
+    "rank 3 is still computing (cell line",
+    "RankDiedError: the process of rank 2 is gone.",
+    "labkit: rank 2 started again",
+    "✓ shift, 8 numbers: right",
+    "Ranks 1 to 3 finished the cell without a send to rank 0",
+    "rank 0 finished the cell without it.",
+    "rank 0  all_reduce(max, float32, shape (1,))",
+)
+
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     html = run(path, tmp_path)
     assert html.count('<div class="chart">') >= 1, "a chart"
+    if path.stem == "02_when_it_hangs":
+        check_what_hung(unescape(html))
     if path.stem == "06_synchronous_sgd":
         found = re.search(r"test accuracy ([\d.]+)%, replicas differ by 0\b", html)
         assert found, "the training's result"
         # Real MNIST where it is there; the small set of digits otherwise, which is not as easily learnt.
         assert float(found[1]) >= (97 if "mnist: 60,000" in html else 90)
+
+
+def check_what_hung(html: str) -> None:
+    """Every fault of notebook 02 is named, drawn, and over."""
+    for words in WHEN_IT_HANGS:
+        assert words in html, words
+    assert len(re.findall(r"stuck from [\d,]+ bytes on", html)) == 1, "the size that was measured"
+    assert html.count("Who waits for whom") == 7, "a picture for each proof"
+    rows = re.findall(r"rank (\d) │ process (\d+), \[7\.0, 7\.0, 7\.0\], sum 4\b", html)
+    assert [rank for rank, _ in rows] == list("0123")
+    began = re.findall(r"<td[^>]*>([0-3])</td><td[^>]*>[^<]*</td><td[^>]*>(\d+)</td>", html)[:4]
+    assert [new == old for new, old in zip(rows, began, strict=True)] == [True, True, False, True]
 
 
 @pytest.mark.timeout(400)

@@ -253,3 +253,15 @@ def test_progress_names_what_follows_a_magic(tmp_path: Path) -> None:
     told: list[str] = []
     report.run([path], tmp_path, progress=lambda progress: told.append(str(progress)))
     assert told[0] == "px.ipynb: cell 1 of 1: %%capture  print(1)"
+
+
+def test_only_a_cell_that_is_marked_may_fail(tmp_path: Path) -> None:
+    for name, tags in (("marked", ["raises-exception"]), ("plain", [])):
+        failing = new_code_cell("1 / 0", metadata={"tags": tags})
+        cells = [failing, new_code_cell("print('reached', 6 * 7)")]
+        nbformat.write(new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
+    marked, plain = report.run([tmp_path / "marked.ipynb", tmp_path / "plain.ipynb"], tmp_path / "out")
+    assert marked.ok, marked.error
+    assert "division by zero" in marked.path.read_text() and "reached 42" in marked.path.read_text()
+    assert not plain.ok and "ZeroDivisionError" in str(plain.error)
+    assert "reached 42" not in plain.path.read_text()
