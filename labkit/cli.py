@@ -138,10 +138,11 @@ def try_faults(ranks: int, profile: str) -> bool:
     from labkit.cluster import faults
 
     outcomes = []
-    with labkit.start(ranks, profile) as lab, contextlib.redirect_stderr(io.StringIO()):
+    with labkit.start(ranks, profile) as lab:
         faults.prepare(lab)
         for case in track(list(faults.cases()), "faults", console=Console(stderr=True), transient=True):
-            outcomes.append(faults.try_out(lab, case))
+            with contextlib.redirect_stdout(io.StringIO()):  # that a rank was started again is in the table
+                outcomes.append(faults.try_out(lab, case))
             if outcomes[-1].wrong:
                 lab.restart()
                 faults.prepare(lab)

@@ -40,12 +40,15 @@ class RankFailure:
         The exception's text.
     traceback
         As IPython on that rank formatted it (with terminal colours).
+    died
+        Whether the rank's process has ended.
     """
 
     rank: int
     name: str
     message: str
     traceback: str
+    died: bool = False
 
     @property
     def follows(self) -> bool:
@@ -60,7 +63,7 @@ class RankFailure:
 # What labkit itself raises to say what a cell did wrong; where in labkit it was found out helps nobody.
 OWN_ERRORS = {
     *("ArgumentError", "CommError", "DataError", "DeadlineError", "MismatchError", "TrainError"),
-    *("RevokedError", "StaleError"),
+    *("RankDiedError", "RevokedError", "StaleError"),
 }
 FRAME = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm|data|train|exercises)/")
 WATCHING = re.compile(r"(\x1b\[[\d;]*m)*File (\x1b\[[\d;]*m)*\S*/labkit/(comm/watched|exercises/)")
@@ -226,7 +229,7 @@ class Cell:
         message = error.evalue if remote else str(error)  # type: ignore[attr-defined]
         if name == "EngineError":
             name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.heal() or lab.shrink()"
-            return RankFailure(rank, name, message, f"{name}: {message}")
+            return RankFailure(rank, name, message, f"{name}: {message}", died=True)
         traceback = getattr(error, "traceback", None) or f"{name}: {message}"
         return RankFailure(rank, name, message, without_own_frames(name, traceback))
 
@@ -257,7 +260,7 @@ class Cell:
     def states(self) -> dict[int, str]:
         """What became of each rank, in a few words."""
         failed = {failure.rank: failure for failure in self.failures()}
-        died = [rank for rank, failure in failed.items() if failure.name == "RankDiedError"]
+        died = [rank for rank, failure in failed.items() if failure.died]
         words = {}
         for rank, result in self.results.items():
             if not result.done():
@@ -269,7 +272,7 @@ class Cell:
             elif failed[rank].name == "KeyboardInterrupt":
                 words[rank] = "interrupted" + (f" in {failed[rank].message}" if failed[rank].message else "")
             else:
-                words[rank] = str(failed[rank])
+                words[rank] = str(failed[rank]) if failed[rank].died else str(failed[rank]).split(" Cure:")[0]
         return words
 
     def forget(self) -> None:

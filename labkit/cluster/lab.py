@@ -104,7 +104,7 @@ class Lab(CellRunner):
                 origin = near[0] if source is None else source
                 self.run(healing.COPY.format(source=origin, targets=missing, names=names), sorted({origin, *missing}))
             took = time.monotonic() - began
-            print(f"labkit: {rank_list(missing)} started again, {took:.1f} s", file=sys.stderr)
+            print(f"labkit: {rank_list(missing)} started again, {took:.1f} s", flush=True)
         return missing
 
     def shrink(self) -> list[int]:
@@ -122,7 +122,7 @@ class Lab(CellRunner):
         if missing:
             healing.shrink(self._world, missing)
             self._regroup(list(range(self.size)))
-            print(f"labkit: without {rank_list(missing)}: {self.size} ranks now", file=sys.stderr)
+            print(f"labkit: without {rank_list(missing)}: {self.size} ranks now", flush=True)
         return missing
 
     def resume(self, rank: int) -> None:

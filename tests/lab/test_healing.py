@@ -35,7 +35,7 @@ def test_a_killed_rank_is_healed_under_its_number_with_setup_cells_and_copied_va
     assert (caught.value.first.rank, caught.value.first.name) == (1, "RankDiedError")
     assert not caught.value.stuck
     assert lab.heal(copy="model") == [1]
-    assert "rank 1 started again" in capsys.readouterr().err
+    assert "rank 1 started again" in capsys.readouterr().out
     assert [info.rank for info in lab.ranks] == [0, 1, 2]
     assert [new.pid == old for new, old in zip(lab.ranks, pids, strict=True)] == [True, False, True]
     assert said(lab) == ["0 6.0 0", "1 6.0 None", "2 6.0 20"]
