@@ -280,3 +280,5 @@ class Cell:
         done = [result for result in self.results.values() if result.done()]
         for result in done:
             self.client.purge_local_results(result)
+            for remembers in (type(result).__len__, type(result)._count_chunks):  # 128 results each
+                getattr(remembers, "cache_clear", int)()

@@ -57,8 +57,8 @@ class Ballot(Protocol):
     def mark_left(self, sequence: int, /) -> None:
         """Tell the others, if that can be done, that this rank has given up after all had agreed."""
 
-    def drop(self) -> None:
-        """Let go of what no other rank needs, when the communicator is not used any more."""
+    def drop(self) -> bool:
+        """Let go of the memory, when the communicator is not used any more; False if MPI may still use it."""
 
     def free(self) -> None:
         """Give everything back. All ranks do so."""

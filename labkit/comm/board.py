@@ -171,12 +171,15 @@ class Board:
         at = (sequence & 1) * self._size + self._rank
         self._words[at] = self._words[at] | _LEFT
 
-    def drop(self) -> None:
+    def drop(self) -> bool:
         """Let go of the memory."""
         self._words = memoryview(bytearray(16 * self._size)).cast("Q")
         self._memory = mmap.mmap(-1, 1)
+        return True
 
-    free = drop
+    def free(self) -> None:
+        """The same."""
+        self.drop()
 
     def _row(self, sequence: int) -> list[int]:
         first = (sequence & 1) * self._size

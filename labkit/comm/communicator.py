@@ -20,6 +20,7 @@ from labkit.comm.inbox import Inbox
 from labkit.comm.making import Copies, Making
 from labkit.comm.mpi import MPI
 from labkit.comm.plain import Plain, real
+from labkit.comm.retired import give_back, retire
 from labkit.comm.waiting import Wait, until
 
 __all__ = ["Communicator", "adopt", "base", "communicators", "followers", "renew", "world"]
@@ -212,7 +213,7 @@ class _State:
         """The world that is being made, or was made last; an interrupted renewal goes on from here."""
         self.world: Communicator | None = None
         self.retired: list[Communicator] = []
-        """Replaced communicators: never freed, since an abandoned operation may still hold their memory."""
+        """Replaced communicators that are not freed yet."""
 
     @property
     def generation(self) -> int:
@@ -306,23 +307,17 @@ def _advance(generation: int, timeout: float | None) -> None:
     made = Communicator(data, private, making.ballot(), "world", generation, tuple(range(data.size)))
     for group in communicators():
         if group is not made:
-            _retire(group)
+            retire(group)
+            _state.retired.append(group)
     for follow, copy in zip(followers, others, strict=True):
         follow(copy)
     _state.world = made
+    _state.retired = [old for old in _state.retired if not give_back(old, generation)]
 
 
 def _about_duplication() -> Wait:
     text = "the first call of labkit.comm" if _state.world is None else "comm.renew()"
     return Wait("renew", _state.base.rank, text=f"{text}, which every rank must make,")
-
-
-def _retire(old: Communicator) -> None:
-    _cancel(old)
-    old.abandoned = "it was replaced by renew()"
-    old.calls.clear()  # some refer to the board
-    old.ballot.drop()
-    _state.retired.append(old)
 
 
 def _cancel(communicator: Communicator) -> None:

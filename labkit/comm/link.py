@@ -12,6 +12,7 @@ import numpy as np
 from labkit.comm.agreement import Call
 from labkit.comm.communicator import Communicator
 from labkit.comm.mpi import MPI
+from labkit.comm.retired import ended
 from labkit.comm.waiting import Wait, until
 
 __all__ = ["PrivateLink"]
@@ -112,6 +113,10 @@ class _UnderWay:
 
     def sweep(self) -> None:
         """They stay until the communicator is replaced."""
+
+    def ended(self) -> bool:
+        """Whether MPI has done with the memory."""
+        return all([ended(request) for request in self.requests])
 
     def give_up(self) -> None:
         """Cancel what can be cancelled; the rest stays as it is."""

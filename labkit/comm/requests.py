@@ -14,6 +14,7 @@ from labkit.comm.communicator import Communicator
 from labkit.comm.errors import CommError, MismatchError
 from labkit.comm.lost import fault
 from labkit.comm.mpi import MPI
+from labkit.comm.retired import ended
 from labkit.comm.waiting import Wait, clock, place, until
 
 __all__ = [
@@ -106,6 +107,10 @@ class Request:
 
     def give_up(self) -> None:
         """Stop waiting. A send cannot be taken back: its memory is kept until MPI has done with it."""
+
+    def ended(self) -> bool:
+        """Whether MPI has done with its memory; for requests that nobody waits for any more."""
+        return self._request is None or ended(self._request)
 
     def sweep(self) -> None:
         """Forget a finished send that nobody waits for."""

@@ -136,8 +136,9 @@ class Votes:
     def mark_left(self, sequence: int) -> None:
         """Nothing tells the others here that this rank has given up."""
 
-    def drop(self) -> None:
+    def drop(self) -> bool:
         """Nothing: an abandoned vote may still use its memory."""
+        return False
 
     def free(self) -> None:
         """Give MPI's requests back."""

@@ -94,7 +94,7 @@ class Call:
             tag=None if tag == MPI.ANY_TAG else tag,
             since=since,
             text=self._text(told),
-            **(_data(told) if self.kind != "both" else {}),
+            **(_data(told) if kind == "send" or self.kind != "both" else {}),
         )
 
     def _text(self, told: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class Call:
 def _wanted(entry: Entry) -> frozenset[str]:
     """The parameters by which a call of this method is told."""
     if entry.kind != "collective":
-        return frozenset({*_PEERS, *_BUFFERS} if entry.kind in ("send", "receive") else _PEERS)
+        return frozenset(_PEERS if entry.kind == "other" else {*_PEERS, *_BUFFERS})
     base = entry.name.removesuffix("_init")
     base = base[1:] if base.startswith("I") else base
     data = DATA.get(base.lower(), ()) if base[:1].isupper() else ()  # lower case: pickled objects, which may differ

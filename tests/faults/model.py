@@ -265,11 +265,17 @@ def _meet(one: Request, other: Request) -> bool:
     return to.dst == receive.rank and of.src in (None, send.rank) and to.tag == of.tag
 
 
-def outcome(program: Program) -> Outcome:
-    """How `program` ends, whatever the timing."""
+def at_its_end(program: Program) -> Machine:
+    """`program` when no rank can go on any more."""
     machine = Machine(program)
     while any([machine.step(rank) for rank in range(program.size)]):
         pass
+    return machine
+
+
+def outcome(program: Program) -> Outcome:
+    """How `program` ends, whatever the timing."""
+    machine = at_its_end(program)
     blocked = frozenset(rank for rank in range(program.size) if machine.operation(rank) is not None)
     return Outcome(
         "mismatch" if machine.failed else "deadlock" if blocked else "runs through",
