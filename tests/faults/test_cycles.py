@@ -16,8 +16,8 @@ from labkit.cluster.cells import DeadlockError
 from labkit.cluster.lab import Lab
 
 RANKS = 2
-CYCLES = int(os.environ.get("LABKIT_CYCLES", "40"))
-AT_FIRST = slice(20, 30)
+CYCLES = int(os.environ.get("LABKIT_CYCLES", "32"))
+AT_FIRST = slice(12, 22)
 """Cycles whose memory is the measure. By then all is there of which a certain number is kept, such as old worlds."""
 GROWTH_MB = 3.0
 """What is allowed beyond it, for memory that Python gives back late. One message that is kept has 8 MB."""
