@@ -37,7 +37,7 @@ assert MPI.COMM_WORLD.allreduce(mpi_rank + 1) == 10
 """
 
 MANY = settings(
-    max_examples=int(WANTED or 60),
+    max_examples=int(WANTED or 40),
     derandomize=WANTED is None,
     deadline=None,
     database=None,
