@@ -100,7 +100,7 @@ def _on_rank(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("labkit train: interrupted", file=sys.stderr, flush=True)
         status = 130
-    except Exception:
+    except Exception:  # not swallowed: shown here, and it ends the whole world with status 1
         traceback.print_exc()
         status = 1
     if (launched_size() or 1) > 1:
