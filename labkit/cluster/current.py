@@ -69,7 +69,8 @@ def start(
         _current.stop()
     world = bring_up(ranks, profile, timeout=timeout, detached=detached, progress=progress or (lambda _: None))
     lab = Lab(world, owned=True, profile=profile, deadline=deadline, on_death=on_death)
-    lab.prepare()
+    # Who looks at a lab that stays up is another process: it must find ranks that answer.
+    lab.prepare(timeout if detached else None)
     return become(lab)
 
 

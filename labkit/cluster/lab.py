@@ -166,7 +166,7 @@ class Lab(CellRunner):
         self._watch.close()
         self._watch = self._new_watch()
         self.last = None
-        self.view.apply_async(remote.prepare, self._addresses).get(timeout=30)
+        self.prepare(30)
         if self._collector is not None:
             endpoints = self._collector.endpoints
             engines = [self.ranks[rank].engine for rank in anew]

@@ -121,9 +121,17 @@ class Ranks:
     def _repr_html_(self) -> str:
         return card_html(self._title(), self.status())
 
-    def prepare(self) -> None:
-        """Let the ranks make their communicator while the user looks at the card; the first cell comes after it."""
-        self.view.apply_async(remote.prepare, self._addresses)
+    def prepare(self, timeout: float | None = None) -> None:
+        """Let the ranks make their communicator while the user looks at the card; the first cell comes after it.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for it at most; None: it is not waited for.
+        """
+        prepared = self.view.apply_async(remote.prepare, self._addresses)
+        if timeout is not None:
+            prepared.get(timeout=timeout)
 
     @property
     def _addresses(self) -> str:
