@@ -159,6 +159,7 @@ class Lab(CellRunner):
             raise ClusterError(
                 f"{rank_list(busy).capitalize()} is still at work on an earlier cell.", "lab.interrupt() first"
             )
+        self._watch.wardens.settle(info.pid for info in self.ranks if info.rank not in missing)
         return missing
 
     def _regroup(self, anew: list[int]) -> None:

@@ -182,6 +182,7 @@ class CellRunner(Ranks):
             return
         from ipyparallel.error import CompositeError
 
+        self._watch.wardens.settle(info.pid for info in self.ranks)
         try:
             generation = 1 + max(self.view.apply_async(remote.prepare, self._addresses).get(timeout=10))
             self.view.apply_async(remote.renew_communicator, generation).get(timeout=10)

@@ -65,6 +65,13 @@ class Wardens:
                     answers[asked[socket]] = reply["answer"]
         return answers
 
+    def settle(self, pids: Iterable[int], timeout_s: float = 2.0) -> None:
+        """Wait until the ranks have done with all they were asked before.
+
+        A rank that was stopped or silent answers late: it must not revoke the communicators that it gets meanwhile.
+        """
+        self.ask(pids, "state", timeout_s)
+
     def _socket(self, pid: int) -> zmq.Socket[bytes]:
         if pid not in self._sockets:
             socket = self._context.socket(zmq.DEALER)

@@ -138,3 +138,16 @@ def test_deadlines_hold_for_raw_calls(lab: Lab) -> None:
     cell = lab.run(renewing, show=False)
     assert [cell.text(rank, "stdout") for rank in range(3)] == ["3\n"] * 3
     works(lab)
+
+
+def test_a_rank_that_hears_late_that_it_is_to_be_freed_leaves_the_fresh_world_alone(lab: Lab) -> None:
+    late = """if me == 1:
+        from labkit.comm import warden
+        free = warden._warden._actions["free"]
+        warden._warden._actions["free"] = lambda: (time.sleep(0.7), free())[1]
+    """
+    lab.run(late, show=False)
+    for _ in range(2):
+        deadlock(lab, "world.Recv(np.zeros(1), source=(me + 1) % size)")
+        works(lab)
+    lab.run('if me == 1: warden._warden._actions["free"] = free', show=False)
