@@ -27,7 +27,7 @@ $(VENV)/.done: requirements.lock pyproject.toml
 	@echo "[2/4] installing uv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@echo "[3/4] installing $$(grep -cE '^[a-z0-9]' requirements.lock) packages, torch and Open MPI among them (about 6 GB: half a minute to several)"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install $(UV_FLAGS) --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install $(UV_FLAGS) --compile-bytecode --require-hashes -r requirements.lock
 	@echo "[4/4] installing labkit"
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install $(UV_FLAGS) --no-deps -e .
 	@touch $@
