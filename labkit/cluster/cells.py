@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.deadlock import Verdict
+from labkit.cluster.implementations import survives_death
 from labkit.cluster.seen import rank_list
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class CellInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         were = ["Until then:", *(f"  {line}" for line in self.seen)] if self.seen else []
-        return [f"Interrupted. {freed(self.stuck)}", *were, *describe({}, self.stuck)]
+        return [f"Interrupted. {freed(self.stuck)}".rstrip(), *were, *describe({}, self.stuck)]
 
 
 def freed(stuck: Mapping[int, str]) -> str:
@@ -228,7 +229,8 @@ class Cell:
         name = error.ename if remote else type(error).__name__  # type: ignore[attr-defined]
         message = error.evalue if remote else str(error)  # type: ignore[attr-defined]
         if name == "EngineError":
-            name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: lab.heal() or lab.shrink()"
+            cure = "lab.heal() or lab.shrink()" if survives_death() else "lab.restart()"
+            name, message = "RankDiedError", f"the process of rank {rank} is gone. Cure: {cure}"
             return RankFailure(rank, name, message, f"{name}: {message}", died=True)
         traceback = getattr(error, "traceback", None) or f"{name}: {message}"
         return RankFailure(rank, name, message, without_own_frames(name, traceback))

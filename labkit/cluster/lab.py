@@ -157,7 +157,8 @@ class Lab(CellRunner):
         busy = [rank for rank in (self.last.pending if self.last else []) if rank not in missing]
         if busy:
             raise ClusterError(
-                f"{rank_list(busy).capitalize()} is still at work on an earlier cell.", "lab.interrupt() first"
+                f"{rank_list(busy).capitalize()} {'is' if len(busy) == 1 else 'are'} still at work on an earlier cell.",
+                "lab.interrupt() first",
             )
         self._watch.wardens.settle(info.pid for info in self.ranks if info.rank not in missing)
         return missing

@@ -12,6 +12,7 @@ from labkit.cluster import healing, remote
 from labkit.cluster.bring_up import World
 from labkit.cluster.cells import Cell, CellError, CellInterrupted, DeadlockError, rank_list
 from labkit.cluster.errors import ClusterError
+from labkit.cluster.implementations import survives_death
 from labkit.cluster.output import CellOutput, show_graph
 from labkit.cluster.ranks import Ranks
 from labkit.cluster.watch import bring_back, follow, stuck_ranks
@@ -129,14 +130,15 @@ class CellRunner(Ranks):
             self._act_on_death()
             return self._engines(ranks)
         if gone:
-            raise ClusterError(
-                f"The process of {rank_list(gone)} is gone.",
-                cure="lab.heal() starts it again, lab.shrink() goes on without it, lab.restart() begins anew",
-            )
+            some = "The process of {} is gone." if len(gone) == 1 else "The processes of {} are gone."
+            cure = "lab.restart() begins anew"
+            if survives_death():
+                cure = f"lab.heal() starts it again, lab.shrink() goes on without it, {cure}"
+            raise ClusterError(some.format(rank_list(gone)), cure)
         busy = [rank for rank in (self.last.pending if self.last else []) if rank in wanted]
         if busy:
             raise ClusterError(
-                f"{rank_list(busy).capitalize()} is still at work on an earlier cell.",
+                f"{rank_list(busy).capitalize()} {'is' if len(busy) == 1 else 'are'} still at work on an earlier cell.",
                 cure="lab.wait(), lab.interrupt(), or lab.restart()",
             )
         return {rank: engines[rank] for rank in wanted}

@@ -119,13 +119,15 @@ class _UnderWay:
         return all([ended(request) for request in self.requests])
 
     def give_up(self) -> None:
-        """Cancel what can be cancelled; the rest stays as it is."""
-        for request in self.requests:
+        """Cancel the receives. A send stays as it is: MPICH ends the process at some that are cancelled."""
+        for request, (begin, _, _) in zip(self.requests, self._transfers, strict=False):  # not all may have begun
+            if begin.__name__ != "Irecv":
+                continue
             try:
                 request.Cancel()
                 request.Test()
             except MPI.Exception:
-                continue  # a send, or one on a revoked communicator: nothing to cancel
+                continue  # on a revoked communicator: nothing to cancel
 
 
 def _spec(x: Any) -> Any:

@@ -188,9 +188,10 @@ def _replace_methods() -> None:
         put(MPI.Request, f"{wait}all", classmethod(waiting_for_all(all_of, one, f"{wait}all")))
         for name in (f"{wait}any", f"{wait}some"):
             put(MPI.Request, name, classmethod(waiting_for_any(vars(MPI.Request)[name].__func__, name)))
-    put(MPI.Comm, "Free", _freeing(vars(MPI.Comm)["Free"]))
+    free = vars(MPI.Comm)["Free"]
+    put(MPI.Comm, "Free", _freeing(free, free))
     put(MPI.Comm, "free", _letting_go(vars(MPI.Comm)["free"]))
-    put(MPI.Comm, "Disconnect", _freeing(vars(MPI.Comm)["Disconnect"]))
+    put(MPI.Comm, "Disconnect", _freeing(vars(MPI.Comm)["Disconnect"], free))
     put(MPI.Comm, "Abort", _of_the_real_world(vars(MPI.Comm)["Abort"]))
     put(MPI.Comm, "Get_attr", _attribute(vars(MPI.Comm)["Get_attr"]))
     put(MPI.Comm, "__reduce__", _reduced(vars(MPI.Comm)["__reduce__"]))
@@ -214,11 +215,11 @@ def _of_the_real_world(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _freeing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _freeing(original: Callable[..., Any], free: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: MPI.Comm) -> None:
         if _is_world(self):
-            original(Plain(base()))  # MPI refuses, as ever
+            free(Plain(base()))  # MPI refuses, as ever; MPICH would let Disconnect end the world
             return
         handle = self.handle
         original(self)

