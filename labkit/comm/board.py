@@ -69,6 +69,8 @@ class Board:
         """Where this rank's word is in collectives of even and of odd number."""
         row = 8 * size
         self._spans = [(_WORDS_AT + parity * row, _WORDS_AT + (parity + 1) * row) for parity in (0, 1)]
+        self._here = b""
+        """The row of words once all ranks are in the call that this rank entered last."""
         self._looks = range(200 if crowded else 300)
         """Where all ranks come at once, the agreement is over before this: no clock is asked."""
         self._leaving = 0, 0.0
@@ -85,7 +87,9 @@ class Board:
 
     def enter(self, call: Call, sequence: int, _: int) -> None:
         """Arrive: from here on the others may rely on this rank."""
-        self._words[self._own[sequence & 1]] = (sequence & _NUMBERS) << _NUMBER_AT | call.signature
+        word = (sequence & _NUMBERS) << _NUMBER_AT | call.signature
+        self._words[self._own[sequence & 1]] = word
+        self._here = word.to_bytes(8, sys.byteorder) * self._size
 
     def entered(self, sequence: int) -> bool:
         """Whether this rank has arrived at that collective."""
@@ -95,7 +99,7 @@ class Board:
         """Wait until all are in the call. False if they are in different ones; raise `CommError` if one gave up."""
         start, stop = self._spans[sequence & 1]
         memory = self._memory
-        here = ((sequence & _NUMBERS) << _NUMBER_AT | call.signature).to_bytes(8, sys.byteorder) * self._size
+        here = self._here
         crowded = self.crowded
         for _ in self._looks:
             if memory[start:stop] == here:

@@ -319,9 +319,7 @@ def _copied(x: Array, who: str) -> Buffer:
     """A contiguous copy of `x` to work on, whatever its dtype."""
     copy = empty_like(x, tuple(x.shape))
     _store(copy, x)
-    buffer = reading(copy, who)
-    buffer.x = x
-    return buffer
+    return reading(copy, who)._replace(x=x)
 
 
 def _like(x: Array, flat: np.ndarray[Any, Any]) -> Array:

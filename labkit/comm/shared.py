@@ -56,6 +56,6 @@ def _laid_open(buffer: Buffer) -> Any:
 
 
 def _fold(combine: Any, out: Any, first: Any, second: Any, *others: Any) -> None:
-    combine(first, second, out)
+    combine(first, second, out=out)
     for other in others:
-        combine(out, other, out)
+        combine(out, other, out=out)
