@@ -82,8 +82,9 @@ class Call:
         self.group = group
         self.operation = operation
         self.text = f"{operation}({details})"
-        self.signature = int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") >> 2 | 1
-        """A positive number that differs, for all practical purposes, where the texts differ."""
+        self.signature = int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=6).digest(), "big") & ~3 | 4
+        """A number of 48 bits that differs, for all practical purposes, where the texts differ. Positive, and a
+        multiple of 4: a word on a board has the phase there."""
         self.count = count
         self.dtype = dtype
         self.plan = plan

@@ -43,7 +43,6 @@ PAUSE_S = 1e-3
 
 _HERE, _LEAVING, _STAYED, _LEFT = range(4)
 _NUMBERS, _NUMBER_AT = 0xFFFF, 48
-_MARKS = (1 << 46) - 1
 _EVERY = 16
 """While a wait spins, MPI gets a turn at each so many looks."""
 _WORDS_AT = 64
@@ -65,9 +64,13 @@ class Board:
     def __init__(self, memory: mmap.mmap, rank: int, size: int, crowded: bool, turn: Callable[[], None]) -> None:
         self._memory = memory
         self._words = memoryview(memory)[_WORDS_AT : _data_at(size)].cast("Q")
-        self._rank, self._size, self._turn = rank, size, turn
+        self._size, self._turn = size, turn
+        self._own = rank, size + rank
+        """Where this rank's word is in collectives of even and of odd number."""
         row = 8 * size
         self._spans = [(_WORDS_AT + parity * row, _WORDS_AT + (parity + 1) * row) for parity in (0, 1)]
+        self._here = b""
+        """The row of words once all ranks are in the call that this rank entered last."""
         self._looks = range(200 if crowded else 300)
         """Where all ranks come at once, the agreement is over before this: no clock is asked."""
         self._leaving = 0, 0.0
@@ -84,17 +87,19 @@ class Board:
 
     def enter(self, call: Call, sequence: int, _: int) -> None:
         """Arrive: from here on the others may rely on this rank."""
-        self._words[(sequence & 1) * self._size + self._rank] = _word(call, sequence)
+        word = (sequence & _NUMBERS) << _NUMBER_AT | call.signature
+        self._words[self._own[sequence & 1]] = word
+        self._here = word.to_bytes(8, sys.byteorder) * self._size
 
     def entered(self, sequence: int) -> bool:
         """Whether this rank has arrived at that collective."""
-        return self._words[(sequence & 1) * self._size + self._rank] >> _NUMBER_AT == sequence & _NUMBERS
+        return self._words[self._own[sequence & 1]] >> _NUMBER_AT == sequence & _NUMBERS
 
     def agree(self, call: Call, sequence: int, timeout: float | None) -> bool:
         """Wait until all are in the call. False if they are in different ones; raise `CommError` if one gave up."""
         start, stop = self._spans[sequence & 1]
         memory = self._memory
-        here = _word(call, sequence).to_bytes(8, sys.byteorder) * self._size
+        here = self._here
         crowded = self.crowded
         for _ in self._looks:
             if memory[start:stop] == here:
@@ -140,8 +145,7 @@ class Board:
 
         May be repeated when it was interrupted itself.
         """
-        at = (sequence & 1) * self._size + self._rank
-        words = self._words
+        at, words = self._own[sequence & 1], self._words
         if words[at] & 3 == _HERE:
             words[at] = words[at] | _LEAVING
         if words[at] & 3 == _LEAVING:
@@ -168,7 +172,7 @@ class Board:
         """Say for good that this rank will not take part, if it has arrived."""
         if not self.entered(sequence):
             return
-        at = (sequence & 1) * self._size + self._rank
+        at = self._own[sequence & 1]
         self._words[at] = self._words[at] | _LEFT
 
     def drop(self) -> bool:
@@ -222,10 +226,6 @@ class _Poll:
         self._seen = row
         self.verdict = board._verdict(self._sequence)
         return self.verdict not in ("wait", "leaving")
-
-
-def _word(call: Call, sequence: int) -> int:
-    return (sequence & _NUMBERS) << _NUMBER_AT | (call.signature & _MARKS) << 2
 
 
 def _data_at(size: int) -> int:

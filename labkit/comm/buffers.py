@@ -8,7 +8,7 @@ What MPI would treat wrongly is refused here, by name and with the cure.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ LARGEST_COUNT = 2**31 - 1
 """MPI counts elements with a C int; beyond that a message must be cut."""
 
 _address = MPI.memory.fromaddress
+_ndarray = np.ndarray
+_made = tuple.__new__  # what a NamedTuple's own constructor comes to, without its cost
 
 
 class Kind:
@@ -85,22 +87,19 @@ _torch: Any = None
 _strided: Any = None
 
 
-class Buffer:
+class Buffer(NamedTuple):
     """A tensor or array as MPI sees it.
 
     `spec` is what mpi4py takes: it does not own the memory. `holder` does, which is `x` itself or a contiguous copy
     of it, so a Buffer must outlive the call it is used in.
     """
 
-    __slots__ = ("count", "holder", "kind", "shape", "spec", "x")
-
-    def __init__(self, x: Any, holder: Any, kind: Kind, shape: tuple[int, ...], count: int, memory: Any) -> None:
-        self.x: Any = x
-        self.holder: Any = holder
-        self.kind = kind
-        self.shape = shape
-        self.count = count
-        self.spec: list[Any] = [memory, count, kind.mpi]
+    x: Any
+    holder: Any
+    kind: Kind
+    shape: tuple[int, ...]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    spec: list[Any]
 
     @property
     def nbytes(self) -> int:
@@ -126,28 +125,28 @@ class Buffer:
 
 def reading(x: Array, who: str) -> Buffer:
     """`x` as something to send. `who` starts an error message, such as ``rank 0, send``."""
-    if type(x) is np.ndarray:
-        kind = _numpy_kinds.get(x.dtype)
-        if kind is not None and x.flags.c_contiguous and x.size <= LARGEST_COUNT:
-            return Buffer(x, x, kind, x.shape, x.size, x)
+    if type(x) is _ndarray:
+        kind, count = _numpy_kinds.get(x.dtype), x.size
+        if kind is not None and x.flags.c_contiguous and count <= LARGEST_COUNT:
+            return _made(Buffer, (x, x, kind, x.shape, count, [x, count, kind.mpi]))
     return _buffer(x, who, False, True)
 
 
 def writing(x: Array, who: str) -> Buffer:
     """`x` as something to receive into: its present values do not count. Call `Buffer.restore` afterwards."""
-    if type(x) is np.ndarray:
-        kind = _numpy_kinds.get(x.dtype)
-        if kind is not None and x.flags.carray and x.size <= LARGEST_COUNT:  # contiguous, writable
-            return Buffer(x, x, kind, x.shape, x.size, x)
+    if type(x) is _ndarray:
+        kind, count = _numpy_kinds.get(x.dtype), x.size
+        if kind is not None and x.flags.carray and count <= LARGEST_COUNT:  # contiguous, writable
+            return _made(Buffer, (x, x, kind, x.shape, count, [x, count, kind.mpi]))
     return _buffer(x, who, True, False)
 
 
 def reducing(x: Array, who: str) -> Buffer:
     """`x` as something to reduce in place: float16 and bfloat16 as a float32 copy. Call `Buffer.restore` afterwards."""
-    if type(x) is np.ndarray:
-        kind = _numpy_kinds.get(x.dtype)
-        if kind is not None and kind.family != "half" and x.flags.carray and x.size <= LARGEST_COUNT:
-            return Buffer(x, x, kind, x.shape, x.size, x)
+    if type(x) is _ndarray:
+        kind, count = _numpy_kinds.get(x.dtype), x.size
+        if kind is not None and kind.family != "half" and x.flags.carray and count <= LARGEST_COUNT:
+            return _made(Buffer, (x, x, kind, x.shape, count, [x, count, kind.mpi]))
     return _buffer(x, who, True, True, True)
 
 
@@ -173,7 +172,7 @@ def _buffer(x: Any, who: str, write: bool, read: bool, widen: bool = False) -> B
         ):
             count = x.numel()
             memory = _address(x.data_ptr(), count * kind.itemsize)
-            buffer = Buffer(x, x, kind, x.shape, count, memory)
+            buffer = _made(Buffer, (x, x, kind, x.shape, count, [memory, count, kind.mpi]))
         else:
             buffer = _staged_tensor(x, who, write=write, read=read, widen=widen)
     elif isinstance(x, np.ndarray):
@@ -203,7 +202,7 @@ def _numpy_buffer(x: np.ndarray[Any, Any], who: str, *, write: bool, read: bool,
         holder, kind = np.array(x, np.float32, order="C"), FLOAT32
     elif not x.flags.c_contiguous:
         holder = np.array(x, order="C") if read else np.empty(x.shape, x.dtype)
-    return Buffer(x, holder, kind, x.shape, x.size, holder)
+    return Buffer(x, holder, kind, x.shape, x.size, [holder, x.size, kind.mpi])
 
 
 def _staged_tensor(x: Any, who: str, *, write: bool, read: bool, widen: bool) -> Buffer:
@@ -227,7 +226,8 @@ def _staged_tensor(x: Any, who: str, *, write: bool, read: bool, widen: bool) ->
     if read:
         holder.copy_(data)
     count = holder.numel()
-    return Buffer(x, holder, kind, x.shape, count, _address(holder.data_ptr(), count * kind.itemsize))
+    memory = _address(holder.data_ptr(), count * kind.itemsize)
+    return Buffer(x, holder, kind, x.shape, count, [memory, count, kind.mpi])
 
 
 def _learn_torch() -> None:

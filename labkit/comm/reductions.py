@@ -42,6 +42,8 @@ class _Plan(NamedTuple):
     combine: Combine
     algorithm: str | None
     """None: the library's."""
+    shared: bool
+    """Whether it is combined in shared memory."""
 
 
 _OPERATORS = {
@@ -97,7 +99,7 @@ def all_reduce(
     if call is None:
         call = _make_call(communicator, "all_reduce", op, algorithm, buffer, x, key)
     plan: _Plan = call.plan
-    if algorithm is None and shared.suits(communicator, buffer):
+    if plan.shared:
         shared.all_reduce(communicator, call, buffer, plan.combine, timeout)
     elif plan.algorithm is None:
         in_place = (MPI.IN_PLACE, buffer.spec, plan.mpi)
@@ -247,7 +249,8 @@ def _make_call(
     large = operation == "all_reduce" and op in ("sum", "mean") and buffer.nbytes >= RING_FROM_BYTES
     if algorithm is None and large and communicator.size > 1:
         algorithm = "ring"
-    plan = _Plan(*operator, None if algorithm == "library" else algorithm)
+    in_shared = operation == "all_reduce" and algorithm is None and shared.suits(communicator, buffer)
+    plan = _Plan(*operator, None if algorithm == "library" else algorithm, in_shared)
     shown = plan.algorithm or asked  # "library" is not the default: that may be combined in shared memory
     details = [op, f"algorithm={shown}" if shown else "", detail]
     text = ", ".join(part for part in [*details, name, f"shape {tuple(buffer.shape)}"] if part)
@@ -316,9 +319,7 @@ def _copied(x: Array, who: str) -> Buffer:
     """A contiguous copy of `x` to work on, whatever its dtype."""
     copy = empty_like(x, tuple(x.shape))
     _store(copy, x)
-    buffer = reading(copy, who)
-    buffer.x = x
-    return buffer
+    return reading(copy, who)._replace(x=x)
 
 
 def _like(x: Array, flat: np.ndarray[Any, Any]) -> Array:

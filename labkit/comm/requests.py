@@ -284,7 +284,7 @@ def wait_for(
 
 def raw_buffer(data: bytes | bytearray) -> Buffer:
     """A pickle as a buffer."""
-    return Buffer(data, data, OBJECT, (len(data),), len(data), data)
+    return Buffer(data, data, OBJECT, (len(data),), len(data), [data, len(data), OBJECT.mpi])
 
 
 def plain(operation: str, src: int | None, tag: int | None) -> str:

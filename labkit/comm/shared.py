@@ -17,8 +17,6 @@ from labkit.comm.communicator import Communicator
 
 __all__ = ["all_reduce", "suits"]
 
-FEWEST_BYTES = 2 << 10
-"""Below, MPI's own call is as fast, unless ranks have to wait for a core at each of its steps."""
 MOST_RANKS = 16
 """Everybody reads everybody's array: more ranks would rather share the work."""
 
@@ -28,7 +26,7 @@ def suits(group: Communicator, buffer: Buffer) -> bool:
     board = group.ballot
     if not isinstance(board, Board) or not board.carries_data or not 1 < group.size <= MOST_RANKS:
         return False
-    return (1 if board.crowded else FEWEST_BYTES) <= buffer.nbytes <= SLOT_BYTES
+    return 0 < buffer.nbytes <= SLOT_BYTES
 
 
 def all_reduce(group: Communicator, call: Call, buffer: Buffer, combine: Any, timeout: float | None) -> None:
@@ -36,17 +34,28 @@ def all_reduce(group: Communicator, call: Call, buffer: Buffer, combine: Any, ti
     if call.slots is None:
         board = group.ballot
         assert isinstance(board, Board)
-        call.slots = [
-            [np.frombuffer(slot, buffer.kind.numpy, buffer.count) for slot in board.slots(parity)] for parity in (0, 1)
-        ]
+        call.slots = [_slots(board, parity, buffer) for parity in (0, 1)]
     slots = call.slots[group.log[-1][0] + 1 & 1]
-    x = np.frombuffer(buffer.spec[0], buffer.kind.numpy, buffer.count)
+    x = _laid_open(buffer)
     if group.abandoned is None:  # else others may still read
         slots[group.rank][...] = x
-    collective(group, call, timeout, _fold, (slots, combine, x), local=True)
+    collective(group, call, timeout, _fold, (combine, x, *slots), local=True)
 
 
-def _fold(slots: list[Any], combine: Any, out: Any) -> None:
-    combine(slots[0], slots[1], out=out)
-    for other in slots[2:]:
+def _slots(board: Board, parity: int, buffer: Buffer) -> list[Any]:
+    """The ranks' room, in rank order, seen as arrays like this one."""
+    x = _laid_open(buffer)
+    return [np.frombuffer(slot, x.dtype, buffer.count).reshape(x.shape) for slot in board.slots(parity)]
+
+
+def _laid_open(buffer: Buffer) -> Any:
+    """The array itself; of a tensor its memory."""
+    if type(buffer.holder) is np.ndarray:
+        return buffer.holder
+    return np.frombuffer(buffer.spec[0], buffer.kind.numpy, buffer.count)
+
+
+def _fold(combine: Any, out: Any, first: Any, second: Any, *others: Any) -> None:
+    combine(first, second, out=out)
+    for other in others:
         combine(out, other, out=out)

@@ -47,8 +47,13 @@ class Parameters:
     """
 
     def __init__(self, method: Callable[..., Any], wanted: frozenset[str]) -> None:
-        self.space: dict[str, Any] = {"_ndarray": np.ndarray, "_essential": essential, "_IN_PLACE": MPI.IN_PLACE}
-        self.space["_pickled"] = pickled
+        self.space: dict[str, Any] = {
+            "_ndarray": np.ndarray,
+            "_essential": essential,
+            "_IN_PLACE": MPI.IN_PLACE,
+            "_PLAIN": _PLAIN,
+            "_pickled": pickled,
+        }
         self.heads = self.passed = ""
         values: dict[str, str] = {}
         first = ""
@@ -60,12 +65,13 @@ class Parameters:
             self.passed += f", {star}{name}"
             if name in wanted and name in ("buf", "sendbuf", "recvbuf"):
                 read = f"('array', {name}.dtype, {name}.size) if type({name}) is _ndarray else _essential({name})"
-                values[name] = f"({read}) if {first} is _IN_PLACE else None" if first else read
+                in_place = f"{name} if {name} is _IN_PLACE else {read}"
+                values[name] = f"({read}) if {first} is _IN_PLACE else None" if first else in_place
                 first = first or name
             elif name in wanted and name in ("obj", "sendobj"):
                 values[name] = f"_pickled({name})"
             elif name in wanted:
-                values[name] = f"{name} if type({name}) is int else _essential({name})"
+                values[name] = f"{name} if type({name}) in _PLAIN else _essential({name})"
         self.names = tuple(values)
         self.kept = f"({''.join(f'{value}, ' for value in values.values())})"
 
