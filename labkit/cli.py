@@ -219,6 +219,7 @@ def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none: all of them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions: shows that it runs, not what it costs.")] = False,
+    ranks: Annotated[int | None, typer.Option(min=2, help="How many ranks to measure on, for: allreduce.")] = None,
 ) -> None:
     """Measure what the README's tables show."""
     from labkit import bench as benchmarks
@@ -227,10 +228,13 @@ def bench(
     if name is not None and name not in benchmarks.NAMES:
         known = "\n  ".join(f"{known:12}{what}" for known, what in benchmarks.NAMES.items())
         raise ClusterError(f"There is no benchmark {name!r}.", cure=f"one of\n  {known}")
+    if ranks is not None and name not in benchmarks.RANKED:
+        known = ", ".join(benchmarks.RANKED)
+        raise ClusterError("--ranks goes with one benchmark.", cure=f"name one of: {known}")
     met = True
     for chosen in [name] if name else benchmarks.NAMES:
         say(f"{chosen}: {benchmarks.NAMES[chosen]} …")
-        outcome = benchmarks.run(chosen, quick=quick)
+        outcome = benchmarks.run(chosen, quick=quick, ranks=None if ranks is None else (ranks,))
         met &= all(goal.met for goal in outcome.goals)
         if as_json:
             print(json.dumps(outcome.as_json()))

@@ -16,14 +16,18 @@ from typing import Any
 
 import psutil
 
-__all__ = ["NAMES", "Goal", "Outcome", "machine", "run", "spread"]
+__all__ = ["NAMES", "RANKED", "Goal", "Outcome", "machine", "run", "spread"]
 
 # name → what it measures; each is a module of this package with a function `run(quick: bool) -> Outcome`.
 NAMES = {
+    "allreduce": "all-reduce in shared memory against one local copy, mpi4py and gloo, 8 B to 64 MB",
     "start": "time from labkit.start(4) to the first %%px answer, against a plain ipyparallel MPI cluster",
     "telemetry": "cost of logging a step at the rank, events sent and received, memory of the bounded store",
     "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
+
+RANKED = ("allreduce",)
+"""Those that can be asked to measure on worlds of other sizes."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
-def run(name: str, *, quick: bool = False) -> Outcome:
+def run(name: str, *, quick: bool = False, ranks: Sequence[int] | None = None) -> Outcome:
     """Run benchmark `name`.
 
     Parameters
@@ -98,13 +102,18 @@ def run(name: str, *, quick: bool = False) -> Outcome:
         One of `NAMES`.
     quick
         Fewer repetitions: shows that it runs, not what it costs.
+    ranks
+        World sizes to measure on, for a benchmark of `RANKED`; default its own.
 
     Raises
     ------
     KeyError
-        When there is no such benchmark.
+        When there is no such benchmark, or it takes no number of ranks.
     """
     if name not in NAMES:
         raise KeyError(f"no benchmark {name!r}; there is: {', '.join(NAMES)}")
-    outcome: Outcome = import_module(f"labkit.bench.{name}").run(quick=quick)
+    if ranks and name not in RANKED:
+        raise KeyError(f"benchmark {name!r} takes no number of ranks; these do: {', '.join(RANKED)}")
+    options = {"ranks": tuple(ranks)} if ranks else {}
+    outcome: Outcome = import_module(f"labkit.bench.{name}").run(quick=quick, **options)
     return outcome

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from labkit.comm.requests import Message, Request
     from labkit.comm.variable import all_gatherv, gatherv, scatterv
     from labkit.comm.waiting import Spent, Wait, deadline, spent, waiting_now
+    from labkit.comm.windows import shared_zeros
 
     rank: int
     size: int
@@ -79,6 +80,7 @@ __all__ = [
     "send",
     "send_object",
     "sendrecv",
+    "shared_zeros",
     "size",
     "spent",
     "waiting_now",
@@ -102,6 +104,7 @@ _HOME = {
     "reductions": ["all_reduce", "reduce", "reduce_scatter", "scan"],
     "variable": ["all_gatherv", "gatherv", "scatterv"],
     "waiting": ["Spent", "Wait", "deadline", "spent", "waiting_now"],
+    "windows": ["shared_zeros"],
     "communicator": ["Communicator", "adopt", "renew", "world"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from itertools import starmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from labkit.comm.agreement import Ballot, Call, collective
@@ -22,6 +22,10 @@ from labkit.comm.mpi import MPI
 from labkit.comm.plain import Plain, real
 from labkit.comm.retired import give_back, retire
 from labkit.comm.waiting import Wait, until
+
+if TYPE_CHECKING:
+    from labkit.comm.hosts import Hosts
+    from labkit.comm.windows import Window
 
 __all__ = ["Communicator", "adopt", "base", "communicators", "followers", "renew", "world"]
 
@@ -73,6 +77,12 @@ class Communicator:
         """Likewise memory and request of the message that `send` or `recv` moves at this moment."""
         self.kept: list[Any] = []
         """What MPI may write into while a call is under way, and after it was given up."""
+        self.windows: list[Window] = []
+        """Memory that its ranks share (see `labkit.comm.windows`)."""
+        self.stage: Any = None
+        """Through which large arrays pass that lie elsewhere (see `labkit.comm.staging`)."""
+        self.hosts: Hosts | None = None
+        """Its ranks by host, where that was asked for (see `labkit.comm.hosts`)."""
         self.status = MPI.Status()
         self._who: dict[str, str] = {}
         self._numbers = itertools.count(1)
@@ -166,6 +176,7 @@ class Communicator:
 
         def release() -> None:
             self.calls.clear()  # some refer to the board
+            self.windows, self.stage = [], None
             self.ballot.free()
             self.private.Free()
             self.mpi.Free()
@@ -305,6 +316,8 @@ def _advance(generation: int, timeout: float | None) -> None:
     until(making.over, _about_duplication, timeout)
     data, private, *others = making.made()
     made = Communicator(data, private, making.ballot(), "world", generation, tuple(range(data.size)))
+    if _state.world is not None:
+        made.windows = [window for window in _state.world.windows if window.suits(made.rank, made.size)]
     for group in communicators():
         if group is not made:
             retire(group)

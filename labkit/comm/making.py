@@ -6,15 +6,13 @@ So a making can be taken up again where it was, and no rank ever begins a step m
 
 from __future__ import annotations
 
-import mmap
 import os
-import secrets
-import struct
 from collections.abc import Callable
 from itertools import starmap
 from typing import TYPE_CHECKING
 
 from labkit.comm.board import Board, length
+from labkit.comm.memory import MemoryMaking
 from labkit.comm.mpi import MPI
 from labkit.comm.vote import Votes
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Copies", "Making"]
 
-_TOKEN = struct.Struct("=qq16s?")
-_NAME = "/memfd:labkit-board"
 _TAG = 2
 """Nobody sends under it on the private communicator."""
 
@@ -102,79 +98,22 @@ class Making:
 
 
 class _BoardMaking:
-    """The making of a board. Collective on `mpi`.
-
-    Rank 0 makes memory that has no name anywhere, the others reach it through rank 0's open file. Nothing can
-    therefore be left behind, whoever is killed when. Where one of them cannot reach it, no rank has a board.
-    """
+    """The making of a board. Collective on `mpi`; no rank has one where some rank cannot reach its memory."""
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self._mpi = mpi
-        self._token = bytearray(_TOKEN.size)
-        self._works = bytearray(1)
-        self._file = -1
-        self._memory: mmap.mmap | None = None
-        self._begun: list[MPI.Request] = []
-        self._over = False
+        wanted = os.environ.get("LABKIT_BOARD", "1") != "0"
+        self._memory = MemoryMaking(mpi, "labkit-board", length(mpi.size), wanted=wanted)
         self.board: Board | None = None
 
     def over(self) -> bool:
         """Take the next step; whether that was the last."""
-        if self._over:
-            return True
-        mpi, begun = self._mpi, self._begun
-        if not begun:
-            if mpi.rank == 0 and self._memory is None:
-                self._make()
-            begun.extend(starmap(mpi.Ibcast, [([self._token, MPI.BYTE], 0)]))
-        if len(begun) == 1:
-            if not begun[0].Test():
-                return False
-            if mpi.rank != 0:
-                self._open()
-            self._works[0] = self._memory is not None
-            begun.extend(starmap(mpi.Iallreduce, [(MPI.IN_PLACE, [self._works, MPI.UINT8_T], MPI.MIN)]))
-        if not begun[1].Test():
+        if not self._memory.over():
             return False
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
-        if self._works[0] and self._memory is not None:
-            self.board = Board(self._memory, mpi.rank, mpi.size, _TOKEN.unpack(self._token)[3], _turn(mpi))
-        self._over = True
+        mpi, memory = self._mpi, self._memory.memory
+        if memory is not None and self.board is None:
+            self.board = Board(memory, mpi.rank, mpi.size, self._memory.crowded, _turn(mpi))
         return True
-
-    def _make(self) -> None:
-        size = self._mpi.size
-        number, process, memory = secrets.token_bytes(16), -1, None
-        if os.environ.get("LABKIT_BOARD", "1") != "0":
-            try:
-                if self._file < 0:
-                    self._file = os.memfd_create(_NAME.removeprefix("/memfd:"))
-                os.posix_fallocate(self._file, 0, length(size))
-                memory = mmap.mmap(self._file, length(size))
-                memory[:16] = number
-                process = os.getpid()
-            except (AttributeError, OSError):  # no such call on this system, or no memory
-                memory = None
-        crowded = size > len(os.sched_getaffinity(0))
-        _TOKEN.pack_into(self._token, 0, process, self._file, number, crowded)
-        self._memory = memory
-
-    def _open(self) -> None:
-        process, file, number, _ = _TOKEN.unpack(self._token)
-        if process < 0:
-            return
-        path = f"/proc/{process}/fd/{file}"
-        try:
-            if not os.readlink(path).startswith(_NAME):  # on another host it may be any file, or none
-                return
-            with open(path, "r+b") as opened:
-                memory = mmap.mmap(opened.fileno(), length(self._mpi.size))
-        except (OSError, ValueError):
-            return
-        if memory[:16] == number:
-            self._memory = memory
 
 
 def _turn(mpi: MPI.Intracomm) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from labkit.comm import shared
+from labkit.comm import shared, sharing, windows
 from labkit.comm.agreement import Call, collective
 from labkit.comm.algorithms import ALGORITHMS, Combine
 from labkit.comm.buffers import Array, Buffer, Kind, empty_like, reading, reducing, writing
@@ -76,10 +76,11 @@ def all_reduce(
     op
         See the module's text.
     algorithm
-        None: the fastest: `labkit.comm.shared` for small tensors on one host, the ring for sums and means of 32 MiB
-        and more, MPI's own for the others. ``"library"``: always MPI's own. Otherwise a name of
-        `labkit.comm.ALGORITHMS`: written with send and receive, to be read and measured. Functions as `op` go with
-        ``"to_root"``, ``"tree"`` and ``"recursive_doubling"``, which keep the order of ranks and do not cut the tensor.
+        None: the fastest. On one host that is `labkit.comm.shared` for small tensors and `labkit.comm.sharing` for
+        large ones; elsewhere the ring for sums and means of 32 MiB and more, MPI's own for the others.
+        ``"library"``: always MPI's own. Otherwise a name of `labkit.comm.ALGORITHMS`: written with send and receive,
+        to be read and measured. Functions as `op` go with ``"to_root"``, ``"tree"`` and ``"recursive_doubling"``, which
+        keep the order of ranks and do not cut the tensor.
     group, timeout
         See `labkit.comm`.
 
@@ -93,7 +94,8 @@ def all_reduce(
     communicator = current(group)
     if not isinstance(op, str):
         return _all_reduce_by_function(x, op, algorithm, communicator, timeout)
-    buffer = reducing(x, "all_reduce")
+    place = windows.find(communicator, x) if communicator.windows and algorithm is None else None
+    buffer = reducing(x, "all_reduce") if place is None else place.buffer
     key = ("all_reduce", op, algorithm, x.dtype, buffer.shape)
     call = communicator.calls.get(key)
     if call is None:
@@ -101,6 +103,10 @@ def all_reduce(
     plan: _Plan = call.plan
     if plan.shared:
         shared.all_reduce(communicator, call, buffer, plan.combine, timeout)
+    elif place is not None or (algorithm is None and sharing.suits(communicator, buffer)):
+        divisor = communicator.size if op == "mean" else 1
+        sharing.all_reduce(communicator, call, buffer, place, plan.combine, plan.mpi, divisor, timeout)
+        return x
     elif plan.algorithm is None:
         in_place = (MPI.IN_PLACE, buffer.spec, plan.mpi)
         collective(communicator, call, timeout, communicator.mpi.Allreduce, in_place)
@@ -247,7 +253,7 @@ def _make_call(
     name = str(x.dtype).removeprefix("torch.")
     asked = algorithm
     large = operation == "all_reduce" and op in ("sum", "mean") and buffer.nbytes >= RING_FROM_BYTES
-    if algorithm is None and large and communicator.size > 1:
+    if algorithm is None and large and communicator.size > 1 and not sharing.suits(communicator, buffer):
         algorithm = "ring"
     in_shared = operation == "all_reduce" and algorithm is None and shared.suits(communicator, buffer)
     plan = _Plan(*operator, None if algorithm == "library" else algorithm, in_shared)

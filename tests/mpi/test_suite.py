@@ -11,7 +11,8 @@ from tests.mpi.launch import run
 CASES = "tests/mpi/cases"
 OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_rank_too"
 WAITING = [
-    f"{CASES}/check_{name}.py" for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives")
+    f"{CASES}/check_{name}.py"
+    for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
 ]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
