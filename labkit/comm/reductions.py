@@ -1,7 +1,8 @@
 """Collectives that combine data: reduce, all_reduce, reduce_scatter, scan.
 
-`op` is ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"`` or a function ``f(a, b)`` of two tensors. A function
-must be associative; it is applied in rank order, ``f(f(x₀, x₁), x₂) …``, on tensors of the whole shape.
+`op` is ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"product"``, ``"bitwise_and"``, ``"bitwise_or"``,
+``"bitwise_xor"`` or a function ``f(a, b)`` of two tensors. A function must be associative; it is applied in rank
+order, ``f(f(x₀, x₁), x₂) …``, on tensors of the whole shape.
 
 float16 and bfloat16 are reduced in float32 and rounded once at the end. bool takes min (all), max (any) and product.
 What has no meaning is refused: the mean of integers, the minimum of complex numbers.
@@ -52,6 +53,9 @@ _OPERATORS = {
     "min": _Operator(MPI.MIN, np.minimum),
     "max": _Operator(MPI.MAX, np.maximum),
     "product": _Operator(MPI.PROD, np.multiply),
+    "bitwise_and": _Operator(MPI.BAND, np.bitwise_and),
+    "bitwise_or": _Operator(MPI.BOR, np.bitwise_or),
+    "bitwise_xor": _Operator(MPI.BXOR, np.bitwise_xor),
 }
 RING_FROM_BYTES = 32 << 20
 """From here the ring beat Open MPI 5.0's own all-reduce on one host: 5.9 against 10.2 ms at 32 MiB on 2 ranks, 26
@@ -274,6 +278,8 @@ def _operator(op: str, kind: Kind, who: str) -> _Operator:
             f"{who}: the {op} of bool is ambiguous. Use op='max' (any), op='min' (all), "
             "or count with x.to(torch.int64)."
         )
+    if family not in ("bool", "integer") and op.startswith("bitwise"):
+        raise ArgumentError(f"{who}: op={op!r} is for integers and bool, not for {kind}.")
     if family == "integer" and op == "mean":
         raise ArgumentError(f"{who}: the mean of {kind} is no integer: use x.float(), or op='sum' and divide.")
     if family == "complex" and op in ("min", "max"):

@@ -14,7 +14,7 @@ from labkit.comm.mpi import MPI, REVOKES
 if TYPE_CHECKING:
     from labkit.comm.communicator import Communicator
 
-__all__ = ["ended", "give_back", "retire"]
+__all__ = ["ended", "give_back", "leave", "retire"]
 
 KEPT = 8
 """A replaced communicator is kept for so many generations: whatever was on its way to this rank has then come."""
@@ -58,6 +58,25 @@ def give_back(old: Communicator, generation: int) -> bool:
             with suppress(MPI.Exception):  # a rank of it may be lost; it is then left as it is
                 mpi.Free()
     return True
+
+
+_leaving: list[tuple[Communicator, MPI.Request]] = []
+
+
+def leave(group: Communicator) -> None:
+    """Let go of a communicator that this rank does not use any more, while others perhaps still do.
+
+    It is freed by a later call, when every one of its ranks has left it too.
+    """
+    if not group.abandoned:
+        group.abandoned = f"'{group.name}' was destroyed"
+        with suppress(MPI.Exception):
+            _leaving.append((group, group.private.Ibarrier()))
+    for one in list(_leaving):
+        if ended(one[1]):
+            _leaving.remove(one)
+            retire(one[0])
+            give_back(one[0], one[0].generation + KEPT)
 
 
 def ended(request: MPI.Request) -> bool:

@@ -225,5 +225,5 @@ def _overdue(wait: Wait, waited: float) -> str:
     where = place()
     return (
         f"rank {wait.rank} waited {waited:.2g} s in {wait.text} on communicator '{wait.communicator}' ({where}) "
-        f"and gave up. {cure}"
+        f"and gave up: its timeout is over. {cure}"
     )
