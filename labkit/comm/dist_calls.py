@@ -36,7 +36,7 @@ _OPS = {
     dist.ReduceOp.BAND: "bitwise_and",
     dist.ReduceOp.BOR: "bitwise_or",
     dist.ReduceOp.BXOR: "bitwise_xor",
-    dist.ReduceOp.PREMUL_SUM: "sum",
+    dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
 _BOOL_OPS = {"sum": "max"}
 """As in torch's other back ends: true + true is true."""
@@ -109,7 +109,7 @@ class DistCalls:
         group, limit = self._begin(opts)
         for x in tensors:
             if x.is_sparse:
-                all_reduce_sparse(x, _op_of(opts, x), group, limit)
+                all_reduce_sparse(x, _operation(opts, x.dtype), group, limit)
             else:
                 _all_reduce(x, opts, group, limit)
         return Done(tensors)
@@ -135,8 +135,10 @@ class DistCalls:
         """Combine a tensor over the ranks, at the root."""
         group, limit = self._begin(opts)
         for x in tensors:
-            flat = _scaled(_flat(x), opts)
-            reductions.reduce(flat, opts.rootRank, _op_of(opts, x), group=group, timeout=limit)
+            flat, op = _flat(x), _operation(opts, x.dtype)
+            if op == "premul_sum":
+                flat, op = _scaled(flat, x, opts), "sum"
+            reductions.reduce(flat, opts.rootRank, op, group=group, timeout=limit)
             if group.rank == opts.rootRank:
                 _put_back(flat, x)
         return Done(tensors)
@@ -160,9 +162,10 @@ class DistCalls:
     def _reduce_scatters(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         group, limit = self._begin(opts)
         for out, x in zip(outputs, inputs, strict=True):
-            flat = _flat(out)
-            whole = _scaled(_flat(x).clone() if _is_premul(opts) else _flat(x), opts)
-            reductions.reduce_scatter(flat, whole, _op_of(opts, x), group=group, timeout=limit)
+            flat, whole, op = _flat(out), _flat(x), _operation(opts, x.dtype)
+            if op == "premul_sum":
+                whole, op = _scaled(whole, x, opts), "sum"
+            reductions.reduce_scatter(flat, whole, op, group=group, timeout=limit)
             _put_back(flat, out)
         return Done(outputs)
 
@@ -314,26 +317,25 @@ class DistCalls:
         monitored_barrier(group, limit if given is None else given, wait_all_ranks, self._calls)
 
 
-def _op_of(opts: Any, x: torch.Tensor) -> str:
+def _operation(opts: Any, dtype: torch.dtype) -> str:
+    """labkit's name of the operation that is asked for; "premul_sum" for the sum of scaled tensors."""
     op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
     name = _OPS[getattr(op, "op", op)]
-    return _BOOL_OPS.get(name, name) if x.dtype is torch.bool else name
+    return _BOOL_OPS.get(name, name) if dtype is torch.bool else name
 
 
-def _is_premul(opts: Any) -> bool:
-    op = getattr(opts, "reduceOp", None)
-    return op is not None and getattr(op, "op", op) == dist.ReduceOp.PREMUL_SUM
-
-
-def _scaled(x: torch.Tensor, opts: Any) -> torch.Tensor:
-    """`x` times the factor of ``PREMUL_SUM``, in place; `x` for other operations."""
-    return x.mul_(opts.reduceOp._factor) if _is_premul(opts) else x
+def _scaled(flat: torch.Tensor, x: torch.Tensor, opts: Any) -> torch.Tensor:
+    """`flat` times the factor that is asked for; not in place where `flat` is `x`'s own memory."""
+    factor = opts.reduceOp._factor
+    return flat * factor if flat.data_ptr() == x.data_ptr() else flat.mul_(factor)
 
 
 def _all_reduce(x: torch.Tensor, opts: Any, group: Communicator, timeout: float | None) -> None:
-    flat = _scaled(_flat(x), opts)
-    reductions.all_reduce(flat, _op_of(opts, x), group=group, timeout=timeout)
-    _put_back(flat, x)
+    op = _operation(opts, x.dtype)
+    if op == "premul_sum":
+        x.detach().mul_(opts.reduceOp._factor)
+        op = "sum"
+    reductions.all_reduce(x, op, group=group, timeout=timeout)
 
 
 def _all_gather(out: Tensors, x: torch.Tensor, group: Communicator, timeout: float | None) -> None:
