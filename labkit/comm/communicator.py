@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from labkit.comm.agreement import Ballot, Call, collective
+from labkit.comm.board import Board
 from labkit.comm.errors import ArgumentError, CommError
 from labkit.comm.inbox import Inbox
 from labkit.comm.making import Copies, Making
@@ -82,7 +83,9 @@ class Communicator:
         self.stage: Any = None
         """Through which large arrays pass that lie elsewhere (see `labkit.comm.staging`)."""
         self.hosts: Hosts | None = None
-        """Its ranks by host, where that was asked for (see `labkit.comm.hosts`)."""
+        """Its ranks by host, where they are on several (see `labkit.comm.hosts`)."""
+        self.arranged = isinstance(ballot, Board)
+        """Whether that is known: ranks that have a board are on one host."""
         self.status = MPI.Status()
         self._who: dict[str, str] = {}
         self._numbers = itertools.count(1)

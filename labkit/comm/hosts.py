@@ -45,7 +45,9 @@ def here() -> str:
 
 
 def arrange(group: Communicator, key: str | None = None) -> Hosts | None:
-    """Arrange the ranks of `group` by host; None where that is of no use. Collective, once a communicator.
+    """Arrange the ranks of `group` by host; None where that is of no use. Collective.
+
+    The first reduction of a large array, and `shared_zeros`, do so where a communicator has no board.
 
     Parameters
     ----------
@@ -54,6 +56,7 @@ def arrange(group: Communicator, key: str | None = None) -> Hosts | None:
     key
         What ranks of one host have in common, default `here`.
     """
+    group.arranged = True
     keys = all_gather_object(here() if key is None else key, group=group)
     names = list(dict.fromkeys(keys))
     owners = min(keys.count(name) for name in names)

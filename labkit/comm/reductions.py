@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from labkit.comm import shared, sharing, windows
+from labkit.comm import hosts, shared, sharing, windows
 from labkit.comm.agreement import Call, collective
 from labkit.comm.algorithms import ALGORITHMS, Combine
+from labkit.comm.board import SLOT_BYTES
 from labkit.comm.buffers import Array, Buffer, Kind, empty_like, reading, reducing, writing
 from labkit.comm.collectives import all_gather, gather
 from labkit.comm.communicator import Communicator, current
@@ -98,6 +99,8 @@ def all_reduce(
     communicator = current(group)
     if not isinstance(op, str):
         return _all_reduce_by_function(x, op, algorithm, communicator, timeout)
+    if not communicator.arranged and x.nbytes > SLOT_BYTES:
+        hosts.arrange(communicator)
     place = windows.find(communicator, x) if communicator.windows and algorithm is None else None
     buffer = reducing(x, "all_reduce") if place is None else place.buffer
     key = ("all_reduce", op, algorithm, x.dtype, buffer.shape)

@@ -20,6 +20,7 @@ from labkit.comm.board import SLOT_BYTES, Board
 from labkit.comm.buffers import KINDS, Array, Buffer, Kind, writing
 from labkit.comm.communicator import Communicator, current
 from labkit.comm.errors import ArgumentError
+from labkit.comm.hosts import arrange
 from labkit.comm.memory import MARK_BYTES, MemoryMaking
 from labkit.comm.waiting import until
 
@@ -192,6 +193,8 @@ def shared_zeros(
 
 def _part(group: Communicator, text: str, nbytes: int, timeout: float | None) -> np.ndarray[Any, Any]:
     """Zeros, in a window of the ranks of this host if they can have one."""
+    if not group.arranged:
+        arrange(group)
     inside = group if group.hosts is None else group.hosts.inside
     call = group.call("shared_zeros", text)
     size, board = inside.size, inside.ballot

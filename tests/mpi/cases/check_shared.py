@@ -254,7 +254,14 @@ def test_ranks_of_several_hosts_reduce_inside_each_host_first(board: bool, monke
         monkeypatch.setenv("LABKIT_BOARD", "0")  # as where hosts share no memory
     group = comm.world().dup()
     monkeypatch.undo()
-    arranged = hosts.arrange(group, f"host {comm.rank // 2}")  # of 2 and 1 or of 2 and 2 ranks
+    monkeypatch.setattr(hosts, "here", lambda: f"host {comm.rank // 2}")  # of 2 and 1 or of 2 and 2 ranks
+    if board:
+        hosts.arrange(group)
+    else:  # by itself
+        assert not group.arranged
+        check_across(torch.empty(LARGE), "sum", "float32", group)
+        assert group.arranged
+    arranged = group.hosts
     if not SHARES:
         assert arranged is None
         return
