@@ -38,7 +38,7 @@ def run(*, quick: bool = False, ranks: Sequence[int] = (2,)) -> Outcome:
     array anew, which is not timed, and all meet. Each rank has a core of its own where there are enough.
 
     "labkit, shared" is `comm.all_reduce` of an array from `comm.shared_zeros`, "labkit" that of an ordinary one,
-    "torch mpi" torch.distributed's back end "mpi" where there is one.
+    "torch mpi" torch.distributed's back end "mpi".
 
     Raises
     ------

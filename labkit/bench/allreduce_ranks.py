@@ -63,12 +63,12 @@ def _settle() -> None:
 
 
 def _process_groups(folder: str) -> dict[str, Any]:
-    """torch.distributed's own groups of all ranks: gloo, and mpi where such a back end is registered."""
+    """Groups of all ranks: torch.distributed's own back end gloo, and labkit's."""
     rank, size = comm.rank, comm.size
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
-    if "mpi" in dist.Backend.backend_list and getattr(dist.Backend, "_plugins", {}).get("MPI") is not None:
-        groups["torch mpi"] = dist.new_group(backend="mpi", timeout=timedelta(seconds=60))
+    # By its other name, which stands for the whole group: "mpi" beside gloo is one of a group's several back ends.
+    groups["torch mpi"] = dist.new_group(backend="labkit", timeout=timedelta(seconds=60))
     return dict(reversed(groups.items()))  # the default group is destroyed last
 
 
