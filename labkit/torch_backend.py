@@ -14,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["NAMES", "register"]
+__all__ = ["NAMES", "register", "rendezvous"]
 
 NAMES = ("mpi", "labkit")
 """Names of the back end; under the second it goes where PyTorch was built with an MPI back end of its own."""
@@ -51,7 +51,7 @@ def register() -> None:
         recording.add(name)
     c10d._MPI_AVAILABLE = True
     with suppress(RuntimeError):  # there already
-        register_rendezvous_handler("mpi", _rendezvous)
+        register_rendezvous_handler("mpi", rendezvous)
 
 
 def _create(name: str, options: Any, _: Any) -> Any:
@@ -60,7 +60,7 @@ def _create(name: str, options: Any, _: Any) -> Any:
     return create(options, name)
 
 
-def _rendezvous(
+def rendezvous(
     url: str, rank: int = -1, world_size: int = -1, timeout: timedelta | None = None, **_: Any
 ) -> Iterator[tuple[Any, int, int]]:
     """``init_method="mpi://"``: rank and world size from MPI, and a store that rank 0 serves on a free port."""

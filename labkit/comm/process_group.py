@@ -18,9 +18,11 @@ from labkit.comm import communicator as comm
 from labkit.comm.communicator import Communicator
 from labkit.comm.dist_calls import DistCalls
 from labkit.comm.errors import ArgumentError, CommError
+from labkit.comm.other_groups import OtherGroups
 from labkit.comm.retired import leave
 from labkit.comm.subgroup import communicator_of
 from labkit.comm.works import seconds
+from labkit.torch_backend import NAMES
 
 __all__ = ["MPIBackend", "MPIProcessGroup", "create"]
 
@@ -143,6 +145,7 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
         dist.ProcessGroup.__init__(self, place.rank, place.size)
         self._place, self._name, self.default_timeout = place, name, timeout
         self._rank, self._size = place.rank, place.size
+        self._others = OtherGroups()
         kinds = dist.ProcessGroup.BackendType
         kind = kinds.MPI if name == "mpi" else kinds.CUSTOM
         self._inner = MPIBackend(place, timeout, name)
@@ -177,19 +180,19 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
         group_name: str = "",
         group_desc: str | None = None,
         **_: Any,
-    ) -> MPIProcessGroup | None:
-        """A group of some ranks, made by those alone; None on the others (`torch.distributed.new_group` calls it)."""
-        if backend not in (None, "mpi", "labkit", self._name):
-            raise ArgumentError(
-                f"new_group(backend={backend!r}): the default group has back end {self._name!r} alone, which keeps no "
-                f"store for others. Begin with dist.init_process_group('cpu:mpi,cuda:nccl', init_method='mpi://')."
-            )
-        if self._rank not in ranks:
-            return None
-        limit = seconds(timeout)
-        group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, backend or self._name)
-        group._set_group_name(group_name)  # type: ignore[arg-type]
-        group._set_group_desc(group_desc or "undefined")
+    ) -> dist.ProcessGroup | None:
+        """A group of some ranks; None on the others (`torch.distributed.new_group` calls it).
+
+        One of "mpi" is made by its members alone; for one of another back end all ranks must call.
+        """
+        limit, group = seconds(timeout), None
+        if backend not in (None, *NAMES):
+            group = self._others.make(backend, ranks, self._rank, timeout, group_name)
+        elif self._rank in ranks:
+            group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, backend or self._name)
+        if group is not None:
+            group._set_group_name(group_name)  # type: ignore[arg-type]
+            group._set_group_desc(group_desc or "undefined")
         return group
 
     def set_timeout(self, timeout: timedelta) -> None:
