@@ -104,3 +104,24 @@ def test_healing_waits_for_nobody_who_is_at_work(lab: Lab) -> None:
     assert eventually(lambda: lab.heal() == [2])
     with pytest.raises(ClusterError, match="There is no rank 3"):
         lab.replace(3)
+
+
+def test_arrays_in_shared_memory_outlive_a_rank_that_dies_while_they_are_reduced(lab: Lab) -> None:
+    lab.run(PREPARE + "\nimport os, threading\nbucket = comm.shared_zeros(3_000_000)", setup=True)
+    kill = "if comm.rank == 1: threading.Timer(0.2, os.kill, (os.getpid(), 9)).start()"
+    with pytest.raises(CellError) as caught:
+        lab.run(f"{kill}\nwhile True: comm.all_reduce(bucket, 'max')", show=False)
+    assert caught.value.first is not None
+    assert (caught.value.first.rank, caught.value.first.name) == (1, "RankDiedError")
+    # A setup cell must not need the other ranks: this one's array is made together below.
+    lab.setup = [(PREPARE, None)]
+    assert lab.heal() == [1]
+    assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
+    lab.run("if comm.rank != 1: bucket[:] = 1  # what is left of the old one")
+    lab.run("bucket = comm.shared_zeros(3_000_000)\nbucket += comm.rank + 1\ncomm.all_reduce(bucket);")
+    assert lab.pull("(float(bucket[0]), float(bucket[-1]))") == [(6.0, 6.0)] * 3
+    lab.run("del bucket")
+    with pytest.raises(CellError):  # Python keeps the last error, and that the arrays it came through
+        lab.run("raise ValueError", show=False)
+    count = "import gc; gc.collect(); print(open('/proc/self/maps').read().count('labkit-window'))"
+    assert said(lab, count) == ["0"] * 3
