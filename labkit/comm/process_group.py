@@ -80,21 +80,20 @@ def _world() -> Communicator:
     return comm.renew() if world.abandoned else world
 
 
-class MPIBackend(DistCalls, Backend):
-    """The calls as torch's C++ reaches them, for one kind of device of a process group.
+class _Placed(DistCalls):
+    """What process group and back end have in common.
 
     Parameters
     ----------
     place
-        Where they go.
+        Where the calls go.
     timeout
         Seconds that each has.
     name
-        Of the back end.
+        Of the back end: "mpi", or "labkit".
     """
 
     def __init__(self, place: _Place, timeout: float | None, name: str) -> None:
-        Backend.__init__(self, place.rank, place.size)
         self._place, self._name, self.default_timeout = place, name, timeout
 
     def communicator(self) -> Communicator:
@@ -105,15 +104,11 @@ class MPIBackend(DistCalls, Backend):
         """Name under which it was asked for."""
         return self._name
 
-    supports_coalescing = False
-    supports_splitting = False
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Give later calls so much time."""
         self.default_timeout = seconds(timeout)
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
+    _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
         """It is counted from the beginning."""
@@ -128,34 +123,31 @@ class MPIBackend(DistCalls, Backend):
     abort = shutdown
 
 
-class MPIProcessGroup(DistCalls, dist.ProcessGroup):
-    """A process group whose calls go straight to labkit: Python calls them without a way through C++.
+class MPIBackend(_Placed, Backend):
+    """The calls as torch's C++ reaches them, for one kind of device of a process group."""
 
-    Parameters
-    ----------
-    place
-        Where they go.
-    timeout
-        Seconds that each has.
-    name
-        Of the back end: "mpi", or "labkit".
-    """
+    def __init__(self, place: _Place, timeout: float | None, name: str) -> None:
+        Backend.__init__(self, place.rank, place.size)
+        _Placed.__init__(self, place, timeout, name)
+
+    supports_coalescing = False
+    supports_splitting = False
+
+
+class MPIProcessGroup(_Placed, dist.ProcessGroup):
+    """A process group whose calls go straight to labkit: Python calls them without a way through C++."""
 
     def __init__(self, place: _Place, timeout: float | None, name: str) -> None:
         dist.ProcessGroup.__init__(self, place.rank, place.size)
-        self._place, self._name, self.default_timeout = place, name, timeout
+        _Placed.__init__(self, place, timeout, name)
         self._rank, self._size = place.rank, place.size
         self._others = OtherGroups()
         kinds = dist.ProcessGroup.BackendType
         kind = kinds.MPI if name == "mpi" else kinds.CUSTOM
-        self._inner = MPIBackend(place, timeout, name)
         self._set_default_backend(kind)
+        inner = MPIBackend(place, timeout, name)
         for device in DEVICES:
-            self._register_backend(torch.device(device), kind, self._inner)
-
-    def communicator(self) -> Communicator:
-        """The communicator, if it can still be used."""
-        return self._place.communicator()
+            self._register_backend(torch.device(device), kind, inner)
 
     def rank(self) -> int:
         """This rank's number in the group."""
@@ -167,10 +159,6 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
 
     getRank = rank  # noqa: N815 - torch's name
     getSize = size  # noqa: N815
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Name under which it was asked for."""
-        return self._name
 
     def new_group(
         self,
@@ -195,16 +183,6 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
             group._set_group_desc(group_desc or "undefined")
         return group
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Give later calls so much time."""
-        self.default_timeout = seconds(timeout)
-
-    def _set_sequence_number_for_group(self) -> None:
-        """It is counted from the beginning."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._calls
-
     _start_coalescing = DistCalls.start_coalescing  # type: ignore[assignment]
     _end_coalescing = DistCalls.end_coalescing  # type: ignore[assignment]
     # Names that torch had for them before 2.15.
@@ -213,12 +191,6 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
     _reduce_scatter_base = DistCalls.reduce_scatter_single
     reduce_scatter_tensor_coalesced = DistCalls.reduce_scatter_single_coalesced
     alltoall_base = DistCalls.all_to_all_single
-
-    def shutdown(self) -> None:
-        """End it, on this rank."""
-        self._place.leave()
-
-    abort = shutdown
 
 
 def create(options: Any, name: str) -> MPIBackend | MPIProcessGroup:

@@ -112,7 +112,7 @@ def all_reduce(
         shared.all_reduce(communicator, call, buffer, plan.combine, timeout)
     elif place is not None or (algorithm is None and sharing.suits(communicator, buffer)):
         divisor = communicator.size if op == "mean" else 1
-        sharing.all_reduce(communicator, call, buffer, place, plan.combine, plan.mpi, divisor, timeout)
+        sharing.Reduction(communicator, call, buffer, place, plan.combine, plan.mpi, divisor, timeout).start()
         return x
     elif plan.algorithm is None:
         in_place = (MPI.IN_PLACE, buffer.spec, plan.mpi)

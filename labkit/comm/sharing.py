@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -26,7 +27,7 @@ from labkit.comm.staging import FROM_BYTES, staged
 from labkit.comm.waiting import until
 from labkit.comm.windows import Place, serial
 
-__all__ = ["all_reduce", "suits"]
+__all__ = ["Reduction", "suits"]
 
 _Vector = np.ndarray[Any, Any]
 _Combine = Callable[..., object]
@@ -44,19 +45,11 @@ def suits(group: Communicator, buffer: Buffer) -> bool:
     return buffer.nbytes >= FROM_BYTES and isinstance(board, Board) and board.carries_data
 
 
-def all_reduce(
-    group: Communicator,
-    call: Call,
-    buffer: Buffer,
-    place: Place | None,
-    combine: _Combine,
-    mpi: MPI.Op,
-    divisor: int,
-    timeout: float | None,
-) -> None:
-    """Combine all ranks' `buffer` into every rank's.
+@dataclass
+class Reduction:
+    """One all-reduce of this kind.
 
-    Parameters
+    Attributes
     ----------
     group, call, buffer, timeout
         See `labkit.comm.agreement.collective`.
@@ -67,35 +60,30 @@ def all_reduce(
     divisor
         What the result is divided by; 1 for not at all.
     """
-    number = serial(group, group.sequence + 1)
-    if place is not None and group.abandoned is None:  # else others may still read
-        place.window.claim(number, place.offset)
-    task = _Task(group, call, buffer, place, combine, mpi, divisor, timeout, number)
-    with np.errstate(all="ignore"):  # like MPI's own: an overflow shows in the result
-        collective(group, call, timeout, task.run, atomic=False)
 
+    group: Communicator
+    call: Call
+    buffer: Buffer
+    place: Place | None
+    combine: _Combine
+    mpi: MPI.Op
+    divisor: int
+    timeout: float | None
 
-class _Task:
-    """One such call, once all ranks are in it."""
-
-    def __init__(
-        self,
-        group: Communicator,
-        call: Call,
-        buffer: Buffer,
-        place: Place | None,
-        combine: _Combine,
-        mpi: MPI.Op,
-        divisor: int,
-        timeout: float | None,
-        number: int,
-    ) -> None:
-        self.group, self.call, self.buffer, self.place = group, call, buffer, place
-        self.combine, self.mpi, self.divisor, self.timeout, self.number = combine, mpi, divisor, timeout, number
+    def __post_init__(self) -> None:
+        self.number = serial(self.group, self.group.sequence + 1)
         self.todo = iter([()])
         """Used up by the call of a C function that begins MPI's."""
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Combine all ranks' buffers into every rank's."""
+        group, place = self.group, self.place
+        if place is not None and group.abandoned is None:  # else others may still read
+            place.window.claim(self.number, place.offset)
+        with np.errstate(all="ignore"):  # like MPI's own: an overflow shows in the result
+            collective(group, self.call, self.timeout, self._move, atomic=False)
+
+    def _move(self) -> None:
         """Move the data."""
         try:
             self._run()

@@ -226,7 +226,7 @@ def test_an_interrupt_in_the_middle_ends_it_on_all_ranks(method: str) -> None:
     needs(2)
     x = comm.shared_zeros(LARGE, torch.float32)
     if comm.rank == 0:
-        with interrupted_in(sharing._Task, method), pytest.raises(KeyboardInterrupt):
+        with interrupted_in(sharing.Reduction, method), pytest.raises(KeyboardInterrupt):
             comm.all_reduce(x)
         assert comm.world().abandoned
     else:
