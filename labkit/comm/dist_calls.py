@@ -327,7 +327,7 @@ def _is_premul(opts: Any) -> bool:
 
 def _scaled(x: torch.Tensor, opts: Any) -> torch.Tensor:
     """`x` times the factor of ``PREMUL_SUM``, in place; `x` for other operations."""
-    return x.mul_(opts.reduceOp._factor) if _is_premul(opts) else x
+    return x.mul_(opts.reduceOp.__getstate__()[1]) if _is_premul(opts) else x
 
 
 def _all_reduce(x: torch.Tensor, opts: Any, group: Communicator, timeout: float | None) -> None:

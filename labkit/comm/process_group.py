@@ -18,6 +18,7 @@ from labkit.comm import communicator as comm
 from labkit.comm.communicator import Communicator
 from labkit.comm.dist_calls import DistCalls
 from labkit.comm.errors import ArgumentError, CommError
+from labkit.comm.raising import end_all_with_an_error
 from labkit.comm.retired import leave
 from labkit.comm.subgroup import communicator_of
 from labkit.comm.works import seconds
@@ -179,7 +180,8 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
         **_: Any,
     ) -> MPIProcessGroup | None:
         """A group of some ranks, made by those alone; None on the others (`torch.distributed.new_group` calls it)."""
-        if backend not in (None, "mpi", "labkit", self._name):
+        asked = {kind.rpartition(":")[2] for kind in (backend or self._name).split(",")}  # also "cpu:mpi"
+        if not asked <= {"mpi", "labkit"}:
             raise ArgumentError(
                 f"new_group(backend={backend!r}): the default group has back end {self._name!r} alone, which keeps no "
                 f"store for others. Begin with dist.init_process_group('cpu:mpi,cuda:nccl', init_method='mpi://')."
@@ -187,7 +189,7 @@ class MPIProcessGroup(DistCalls, dist.ProcessGroup):
         if self._rank not in ranks:
             return None
         limit = seconds(timeout)
-        group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, backend or self._name)
+        group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, min(asked))
         group._set_group_name(group_name)  # type: ignore[arg-type]
         group._set_group_desc(group_desc or "undefined")
         return group
@@ -229,6 +231,7 @@ def create(options: Any, name: str) -> MPIBackend | MPIProcessGroup:
         Of the back end. "mpi" beside another back end (``"cpu:mpi,cuda:nccl"``) is one of several in torch's own
         process group; by itself it is the group.
     """
+    end_all_with_an_error()
     limit = seconds(options.timeout)
     ranks = list(options.global_ranks_in_group) or None
     place = _Place(ranks, f"group {options.group_id}", limit)
