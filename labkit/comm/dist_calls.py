@@ -8,7 +8,7 @@ rank that is in one cannot meanwhile help another by a message. Messages are tru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from labkit.comm.communicator import Communicator
 from labkit.comm.errors import ArgumentError
 from labkit.comm.exchange import all_to_all_uneven, gather_into
 from labkit.comm.monitored import monitored_barrier
-from labkit.comm.p2p import irecv, isend
+from labkit.comm.p2p import Request, irecv, isend
+from labkit.comm.pieces import in_pieces, pieces
 from labkit.comm.sparse import all_reduce_sparse
-from labkit.comm.works import Done, Pending, Together, seconds
+from labkit.comm.works import Done, Pending, Pieces, Together, seconds
 
 __all__ = ["DistCalls"]
 
@@ -85,7 +86,7 @@ class DistCalls:
 
     default_timeout: float | None = None
     _calls = 0
-    _coalesced: list[Pending] | None = None
+    _coalesced: list[Pending | Pieces] | None = None
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the back end."""
@@ -136,7 +137,8 @@ class DistCalls:
         group, limit = self._begin(opts)
         for x in tensors:
             flat = _scaled(_flat(x), opts)
-            reductions.reduce(flat, opts.rootRank, _op_of(opts, x), group=group, timeout=limit)
+            for piece in pieces(flat):
+                reductions.reduce(piece, opts.rootRank, _op_of(opts, x), group=group, timeout=limit)
             if group.rank == opts.rootRank:
                 _put_back(flat, x)
         return Done(tensors)
@@ -174,7 +176,8 @@ class DistCalls:
         group, limit = self._begin(opts)
         for x in tensors:
             flat = _flat(x)
-            collectives.broadcast(flat, opts.rootRank, group=group, timeout=limit)
+            for piece in pieces(flat):
+                collectives.broadcast(piece, opts.rootRank, group=group, timeout=limit)
             _put_back(flat, x)
         return Done(tensors)
 
@@ -268,23 +271,39 @@ class DistCalls:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     @_profiled("send")
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Pending:
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Pending | Pieces:
         """Begin to send."""
-        return self._pending(isend(_flat(tensors[0]), dst, tag, group=self.communicator()), tensors)
+        group = self.communicator()
+        return self._pending([isend(piece, dst, tag, group=group) for piece in pieces(_flat(tensors[0]))], tensors)
 
     @_profiled("recv")
-    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Pending:
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Pending | Pieces:
         """Begin to receive."""
-        x = tensors[0].detach()
-        return self._pending(irecv(x, src, tag, group=self.communicator()), tensors)
+        return self._receive(tensors, src, tag)
 
     @_profiled("recvAnySource")
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Pending:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Pending | Pieces:
         """Begin to receive from whoever sends."""
-        return self._pending(irecv(tensors[0].detach(), None, tag, group=self.communicator()), tensors)
+        return self._receive(tensors, None, tag)
 
-    def _pending(self, request: Any, tensors: Tensors) -> Pending:
-        work = Pending(request, tensors, self.default_timeout)
+    def _receive(self, tensors: Tensors, src: int | None, tag: int) -> Pending | Pieces:
+        group, x = self.communicator(), tensors[0].detach()
+        if not in_pieces(x):
+            return self._pending([irecv(x, src, tag, group=group)], tensors)
+        if src is None:
+            raise ArgumentError(
+                f"{group.who('recv')}: {x.numel()} elements come in several messages, which must be of one rank: say "
+                "which, dist.recv(x, src=…)."
+            )
+        flat = _flat(x)
+        requests = [irecv(piece, src, tag, group=group) for piece in pieces(flat)]
+        return self._pending(requests, tensors, partial(_put_back, flat, x))
+
+    def _pending(
+        self, requests: Sequence[Request], tensors: Tensors, finish: Callable[[], None] | None = None
+    ) -> Pending | Pieces:
+        works = [Pending(request, tensors, self.default_timeout) for request in requests]
+        work = works[0] if len(works) == 1 else Pieces(works, tensors, finish)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -332,7 +351,8 @@ def _scaled(x: torch.Tensor, opts: Any) -> torch.Tensor:
 
 def _all_reduce(x: torch.Tensor, opts: Any, group: Communicator, timeout: float | None) -> None:
     flat = _scaled(_flat(x), opts)
-    reductions.all_reduce(flat, _op_of(opts, x), group=group, timeout=timeout)
+    for piece in pieces(flat):
+        reductions.all_reduce(piece, _op_of(opts, x), group=group, timeout=timeout)
     _put_back(flat, x)
 
 
