@@ -70,6 +70,13 @@ def test_a_group_made_before_an_ended_cell_is_refused_with_the_cure(lab: Lab) ->
     works(lab)
 
 
+def test_an_error_in_a_cell_ends_no_process(lab: Lab) -> None:
+    lab.run(PREPARE + "from labkit.comm import raising\nassert not raising._before", show=False)
+    with pytest.raises(CellError, match="ValueError: no data here"):
+        lab.run("if me == 1: raise ValueError('no data here')\ndist.barrier()", show=False)
+    works(lab)
+
+
 def test_interrupt_and_deadline(lab: Lab) -> None:
     lab.run(PREPARE, show=False)
     lab.run("if me == 2: time.sleep(600)\ndist.barrier()", block=False)
