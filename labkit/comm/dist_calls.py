@@ -8,70 +8,26 @@ rank that is in one cannot meanwhile help another by a message. Messages are tru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from labkit.comm import collectives, reductions
 from labkit.comm.communicator import Communicator
 from labkit.comm.errors import ArgumentError
 from labkit.comm.exchange import all_to_all_uneven, gather_into
 from labkit.comm.monitored import monitored_barrier
-from labkit.comm.p2p import irecv, isend
+from labkit.comm.p2p import Request, irecv, isend
+from labkit.comm.pieces import in_pieces, pieces
+from labkit.comm.profiled import profiled
 from labkit.comm.sparse import all_reduce_sparse
-from labkit.comm.works import Done, Pending, Together, seconds
+from labkit.comm.torch_arguments import factor, flat_of, operation, put_back, rows, same_sizes, scaled
+from labkit.comm.works import Done, Pending, Pieces, Together, seconds
 
 __all__ = ["DistCalls"]
 
 Tensors = list[torch.Tensor]
-
-_OPS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "mean",
-    dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "bitwise_and",
-    dist.ReduceOp.BOR: "bitwise_or",
-    dist.ReduceOp.BXOR: "bitwise_xor",
-    dist.ReduceOp.PREMUL_SUM: "premul_sum",
-}
-_BOOL_OPS = {"sum": "max"}
-"""As in torch's other back ends: true + true is true."""
-
-
-def _profiled(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let torch's profiler see a call, as ``mpi:all_reduce`` with the shapes of its tensors."""
-
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(self: DistCalls, *args: Any, **options: Any) -> Any:
-            if not torch._C._autograd._profiler_enabled():
-                return method(self, *args, **options)
-            name = f"{self.getBackendName()}:{operation}"
-            handle = torch._C._autograd._record_function_with_args_enter(name, *_tensors_in(args))
-            try:
-                return method(self, *args, **options)
-            finally:
-                torch._C._autograd._record_function_with_args_exit(handle)
-
-        return call
-
-    return decorate
-
-
-def _tensors_in(args: Any) -> Tensors:
-    """The tensors of the last argument that has any, which is the input."""
-    for arg in reversed(args):
-        if isinstance(arg, torch.Tensor):
-            return [arg]
-        if isinstance(arg, list) and arg and isinstance(arg[0], torch.Tensor):
-            return arg
-        if isinstance(arg, list) and arg:
-            return _tensors_in(arg)
-    return []
 
 
 class DistCalls:
@@ -85,7 +41,7 @@ class DistCalls:
 
     default_timeout: float | None = None
     _calls = 0
-    _coalesced: list[Pending] | None = None
+    _coalesced: list[Pending | Pieces] | None = None
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the back end."""
@@ -103,20 +59,20 @@ class DistCalls:
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 
-    @_profiled("all_reduce")
+    @profiled("all_reduce")
     def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> Done:
         """Combine each tensor over the ranks, in place."""
         group, limit = self._begin(opts)
         for x in tensors:
             if x.is_sparse:
-                all_reduce_sparse(x, _operation(opts, x.dtype), group, limit)
+                all_reduce_sparse(x, operation(opts, x.dtype), group, limit)
             else:
                 _all_reduce(x, opts, group, limit)
         return Done(tensors)
 
     allreduce_sparse = allreduce
 
-    @_profiled("all_reduce")
+    @profiled("all_reduce")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Done:
         """Combine several tensors at once: those of one dtype travel together."""
         group, limit = self._begin(opts)
@@ -130,31 +86,32 @@ class DistCalls:
                 x.copy_(part.view_as(x))
         return Done(tensors)
 
-    @_profiled("reduce")
+    @profiled("reduce")
     def reduce(self, tensors: Tensors, opts: Any) -> Done:
         """Combine a tensor over the ranks, at the root."""
         group, limit = self._begin(opts)
         for x in tensors:
-            flat, op = _flat(x), _operation(opts, x.dtype)
+            flat, op = flat_of(x), operation(opts, x.dtype)
             if op == "premul_sum":
-                flat, op = _scaled(flat, x, opts), "sum"
-            reductions.reduce(flat, opts.rootRank, op, group=group, timeout=limit)
+                flat, op = scaled(flat, x, opts), "sum"
+            for piece in pieces(flat):
+                reductions.reduce(piece, opts.rootRank, op, group=group, timeout=limit)
             if group.rank == opts.rootRank:
-                _put_back(flat, x)
+                put_back(flat, x)
         return Done(tensors)
 
-    @_profiled("reduce_scatter")
+    @profiled("reduce_scatter")
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Done:
         """Combine lists of tensors, and give rank r the r-th result."""
         wholes = [torch.cat([part.detach().reshape(-1) for part in parts]) for parts in inputs]
         return self._reduce_scatters(outputs, wholes, opts)
 
-    @_profiled("reduce_scatter")
+    @profiled("reduce_scatter")
     def reduce_scatter_single(self, out: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Done:
         """Combine tensors, and give rank r the r-th part."""
         return self._reduce_scatters([out], [x], opts)
 
-    @_profiled("reduce_scatter")
+    @profiled("reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """Several of them."""
         return self._reduce_scatters(outputs, inputs, opts)
@@ -162,26 +119,27 @@ class DistCalls:
     def _reduce_scatters(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         group, limit = self._begin(opts)
         for out, x in zip(outputs, inputs, strict=True):
-            flat, whole, op = _flat(out), _flat(x), _operation(opts, x.dtype)
+            flat, whole, op = flat_of(out), flat_of(x), operation(opts, x.dtype)
             if op == "premul_sum":
-                whole, op = _scaled(whole, x, opts), "sum"
+                whole, op = scaled(whole, x, opts), "sum"
             reductions.reduce_scatter(flat, whole, op, group=group, timeout=limit)
-            _put_back(flat, out)
+            put_back(flat, out)
         return Done(outputs)
 
     # ---- moving ----------------------------------------------------------------------------------------------------
 
-    @_profiled("broadcast")
+    @profiled("broadcast")
     def broadcast(self, tensors: Tensors, opts: Any) -> Done:
         """Copy the root's tensors to all ranks."""
         group, limit = self._begin(opts)
         for x in tensors:
-            flat = _flat(x)
-            collectives.broadcast(flat, opts.rootRank, group=group, timeout=limit)
-            _put_back(flat, x)
+            flat = flat_of(x)
+            for piece in pieces(flat):
+                collectives.broadcast(piece, opts.rootRank, group=group, timeout=limit)
+            put_back(flat, x)
         return Done(tensors)
 
-    @_profiled("all_gather")
+    @profiled("all_gather")
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Done:
         """Collect every rank's tensor on every rank."""
         group, limit = self._begin(opts)
@@ -189,12 +147,12 @@ class DistCalls:
             _all_gather(out, x, group, limit)
         return Done(outputs)
 
-    @_profiled("all_gather")
+    @profiled("all_gather")
     def all_gather_single(self, out: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Done:
         """Collect every rank's tensor in one."""
         return self._all_gather_singles([out], [x], opts)
 
-    @_profiled("all_gather")
+    @profiled("all_gather")
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Done:
         """Collect several tensors: ``outputs[rank][number]``."""
         group, limit = self._begin(opts)
@@ -202,7 +160,7 @@ class DistCalls:
             _all_gather([row[number] for row in outputs], x, group, limit)
         return Done(outputs)
 
-    @_profiled("all_gather")
+    @profiled("all_gather")
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """Several of them."""
         return self._all_gather_singles(outputs, inputs, opts)
@@ -210,53 +168,53 @@ class DistCalls:
     def _all_gather_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         group, limit = self._begin(opts)
         for out, x in zip(outputs, inputs, strict=True):
-            flat = _flat(out)
-            gather_into(flat, _flat(x), group, limit)
-            _put_back(flat, out)
+            flat = flat_of(out)
+            gather_into(flat, flat_of(x), group, limit)
+            put_back(flat, out)
         return Done(outputs)
 
-    @_profiled("gather")
+    @profiled("gather")
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Done:
         """Collect every rank's tensor at the root."""
         group, limit = self._begin(opts)
         root = opts.rootRank
         if group.rank == root:
-            _same_sizes(outputs[0], inputs[0], group, "gather")
-        parts = collectives.gather(_flat(inputs[0]), root, group=group, timeout=limit)
+            same_sizes(outputs[0], inputs[0], group, "gather")
+        parts = collectives.gather(flat_of(inputs[0]), root, group=group, timeout=limit)
         for target, part in zip(outputs[0] if parts else [], parts or [], strict=True):
             target.detach().copy_(part.view_as(target))  # type: ignore[union-attr]
         return Done(outputs)
 
-    @_profiled("scatter")
+    @profiled("scatter")
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Done:
         """Give each rank its part of the root's list."""
         group, limit = self._begin(opts)
         root = opts.rootRank
         parts = None
         if group.rank == root:
-            _same_sizes(inputs[0], outputs[0], group, "scatter")
-            parts = [_flat(part) for part in inputs[0]]
-        flat = _flat(outputs[0])
+            same_sizes(inputs[0], outputs[0], group, "scatter")
+            parts = [flat_of(part) for part in inputs[0]]
+        flat = flat_of(outputs[0])
         collectives.scatter(flat, parts, root, group=group, timeout=limit)
-        _put_back(flat, outputs[0])
+        put_back(flat, outputs[0])
         return Done(outputs)
 
-    @_profiled("all_to_all")
+    @profiled("all_to_all")
     def all_to_all_single(
         self, out: torch.Tensor, x: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int], opts: Any = None
     ) -> Done:
         """Rank r's s-th part goes to rank s; parts are rows, equal ones where no sizes are given."""
         group, limit = self._begin(opts)
-        flat, source = _flat(out), _flat(x)
+        flat, source = flat_of(out), flat_of(x)
         if not out_sizes and not sizes:
             collectives.all_to_all(flat, source, group=group, timeout=limit)
         else:
-            rows_out, rows = _rows(out, out_sizes, group.size), _rows(x, sizes, group.size)
-            all_to_all_uneven(flat, rows_out, source, rows, group, limit)
-        _put_back(flat, out)
+            rows_out, rows_in = rows(out, out_sizes, group.size), rows(x, sizes, group.size)
+            all_to_all_uneven(flat, rows_out, source, rows_in, group, limit)
+        put_back(flat, out)
         return Done([out])
 
-    @_profiled("all_to_all")
+    @profiled("all_to_all")
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """Rank r's s-th tensor becomes rank s's r-th."""
         group, limit = self._begin(opts)
@@ -270,24 +228,40 @@ class DistCalls:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    @_profiled("send")
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Pending:
+    @profiled("send")
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Pending | Pieces:
         """Begin to send."""
-        return self._pending(isend(_flat(tensors[0]), dst, tag, group=self.communicator()), tensors)
+        group = self.communicator()
+        return self._pending([isend(piece, dst, tag, group=group) for piece in pieces(flat_of(tensors[0]))], tensors)
 
-    @_profiled("recv")
-    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Pending:
+    @profiled("recv")
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Pending | Pieces:
         """Begin to receive."""
-        x = tensors[0].detach()
-        return self._pending(irecv(x, src, tag, group=self.communicator()), tensors)
+        return self._receive(tensors, src, tag)
 
-    @_profiled("recvAnySource")
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Pending:
+    @profiled("recvAnySource")
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Pending | Pieces:
         """Begin to receive from whoever sends."""
-        return self._pending(irecv(tensors[0].detach(), None, tag, group=self.communicator()), tensors)
+        return self._receive(tensors, None, tag)
 
-    def _pending(self, request: Any, tensors: Tensors) -> Pending:
-        work = Pending(request, tensors, self.default_timeout)
+    def _receive(self, tensors: Tensors, src: int | None, tag: int) -> Pending | Pieces:
+        group, x = self.communicator(), tensors[0].detach()
+        if not in_pieces(x):
+            return self._pending([irecv(x, src, tag, group=group)], tensors)
+        if src is None:
+            raise ArgumentError(
+                f"{group.who('recv')}: {x.numel()} elements come in several messages, which must be of one rank: say "
+                "which, dist.recv(x, src=…)."
+            )
+        flat = flat_of(x)
+        requests = [irecv(piece, src, tag, group=group) for piece in pieces(flat)]
+        return self._pending(requests, tensors, partial(put_back, flat, x))
+
+    def _pending(
+        self, requests: Sequence[Request], tensors: Tensors, finish: Callable[[], None] | None = None
+    ) -> Pending | Pieces:
+        works = [Pending(request, tensors, self.default_timeout) for request in requests]
+        work = works[0] if len(works) == 1 else Pieces(works, tensors, finish)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -303,7 +277,7 @@ class DistCalls:
 
     # ---- all together ----------------------------------------------------------------------------------------------
 
-    @_profiled("barrier")
+    @profiled("barrier")
     def barrier(self, opts: Any = None, timeout: Any = None) -> Done:
         """Return once every rank is here."""
         group, limit = self._begin(opts)
@@ -317,56 +291,21 @@ class DistCalls:
         monitored_barrier(group, limit if given is None else given, wait_all_ranks, self._calls)
 
 
-def _operation(opts: Any, dtype: torch.dtype) -> str:
-    """labkit's name of the operation that is asked for; "premul_sum" for the sum of scaled tensors."""
-    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    name = _OPS[getattr(op, "op", op)]
-    return _BOOL_OPS.get(name, name) if dtype is torch.bool else name
-
-
-def _scaled(flat: torch.Tensor, x: torch.Tensor, opts: Any) -> torch.Tensor:
-    """`flat` times the factor that is asked for; not in place where `flat` is `x`'s own memory."""
-    factor = opts.reduceOp._factor
-    return flat * factor if flat.data_ptr() == x.data_ptr() else flat.mul_(factor)
-
-
 def _all_reduce(x: torch.Tensor, opts: Any, group: Communicator, timeout: float | None) -> None:
-    op = _operation(opts, x.dtype)
+    op = operation(opts, x.dtype)
     if op == "premul_sum":
-        x.detach().mul_(opts.reduceOp._factor)
+        x.detach().mul_(factor(opts))
         op = "sum"
-    reductions.all_reduce(x, op, group=group, timeout=timeout)
+    if not in_pieces(x):
+        reductions.all_reduce(x, op, group=group, timeout=timeout)
+        return
+    flat = flat_of(x)
+    for piece in pieces(flat):
+        reductions.all_reduce(piece, op, group=group, timeout=timeout)
+    put_back(flat, x)
 
 
 def _all_gather(out: Tensors, x: torch.Tensor, group: Communicator, timeout: float | None) -> None:
-    _same_sizes(out, x, group, "all_gather")
-    for target, part in zip(out, collectives.all_gather(_flat(x), group=group, timeout=timeout), strict=True):
+    same_sizes(out, x, group, "all_gather")
+    for target, part in zip(out, collectives.all_gather(flat_of(x), group=group, timeout=timeout), strict=True):
         target.detach().copy_(part.view_as(target))  # type: ignore[union-attr]
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    """`x` as a vector: a view of its memory where that is contiguous, or a copy."""
-    data = x.detach()
-    return data.view(-1) if data.is_contiguous() else data.reshape(-1)
-
-
-def _put_back(flat: torch.Tensor, x: torch.Tensor) -> None:
-    """Copy the result into `x` where `_flat` had to make a copy."""
-    if flat.data_ptr() != x.data_ptr():
-        x.detach().copy_(flat.view(x.shape))
-
-
-def _rows(x: torch.Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
-    """How many elements each rank's part of `x` has, by its rows (equally many where none are given)."""
-    length = x.shape[0] if x.dim() else 0
-    row = x.numel() // length if length else 0
-    return [size * row for size in (sizes or [length // ranks] * ranks)]
-
-
-def _same_sizes(many: Tensors, one: torch.Tensor, group: Communicator, operation: str) -> None:
-    wrong = [number for number, x in enumerate(many) if x.numel() != one.numel() or x.dtype != one.dtype]
-    if wrong or len(many) != group.size:
-        raise ArgumentError(
-            f"{group.who(operation)}: the list must hold {group.size} tensors of {one.numel()} × {one.dtype}, "
-            f"it holds {[(x.numel(), str(x.dtype)) for x in many]}."
-        )

@@ -19,6 +19,7 @@ from labkit.comm.communicator import Communicator
 from labkit.comm.dist_calls import DistCalls
 from labkit.comm.errors import ArgumentError, CommError
 from labkit.comm.other_groups import OtherGroups
+from labkit.comm.raising import end_all_with_an_error
 from labkit.comm.retired import leave
 from labkit.comm.subgroup import communicator_of
 from labkit.comm.works import seconds
@@ -174,10 +175,11 @@ class MPIProcessGroup(_Placed, dist.ProcessGroup):
         One of "mpi" is made by its members alone; for one of another back end all ranks must call.
         """
         limit, group = seconds(timeout), None
-        if backend not in (None, *NAMES):
-            group = self._others.make(backend, ranks, self._rank, timeout, group_name)
+        asked = {kind.rpartition(":")[2] for kind in (backend or self._name).split(",")}  # also "cpu:mpi"
+        if not asked <= {*NAMES}:
+            group = self._others.make(str(backend), ranks, self._rank, timeout, group_name)
         elif self._rank in ranks:
-            group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, backend or self._name)
+            group = MPIProcessGroup(_Place(ranks, f"group {group_name}", limit), limit, min(asked))
         if group is not None:
             group._set_group_name(group_name)  # type: ignore[arg-type]
             group._set_group_desc(group_desc or "undefined")
@@ -204,6 +206,7 @@ def create(options: Any, name: str) -> MPIBackend | MPIProcessGroup:
         Of the back end. "mpi" beside another back end (``"cpu:mpi,cuda:nccl"``) is one of several in torch's own
         process group; by itself it is the group.
     """
+    end_all_with_an_error()
     limit = seconds(options.timeout)
     ranks = list(options.global_ranks_in_group) or None
     place = _Place(ranks, f"group {options.group_id}", limit)

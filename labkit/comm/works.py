@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import distributed as dist
 
 from labkit.comm.requests import Request
 
-__all__ = ["Done", "Pending", "Together", "seconds"]
+__all__ = ["Done", "Pending", "Pieces", "Together", "seconds"]
 
 
 def seconds(timeout: Any) -> float | None:
@@ -134,7 +135,7 @@ class Together(Done):
         What is waited for.
     """
 
-    def __init__(self, works: list[Pending]) -> None:
+    def __init__(self, works: Sequence[Pending | Pieces]) -> None:
         super().__init__([tensor for work in works for tensor in work.result()])
         self._works = works
 
@@ -154,3 +155,55 @@ class Together(Done):
         """A future that holds the tensors; waits for them."""
         self.wait()
         return super().get_future()
+
+
+class Pieces(Together):
+    """One message that goes in several.
+
+    Parameters
+    ----------
+    works
+        Of the pieces.
+    tensors
+        What they make up.
+    finish
+        Called once, when all pieces are here.
+    """
+
+    def __init__(
+        self, works: list[Pending], tensors: list[torch.Tensor], finish: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(works)
+        self._result, self._first, self._finish = tensors, works[0], finish
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        over = super().is_completed()
+        if over and self.exception() is None:
+            self._end()
+        return over
+
+    def is_success(self) -> bool:
+        """Whether all are over and went well."""
+        return all([work.is_success() for work in self._works])
+
+    def exception(self) -> Any:
+        """What went wrong."""
+        return next((work.exception() for work in self._works if work.exception() is not None), None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all of them."""
+        super().wait(timeout)
+        self._end()
+        return True
+
+    def source_rank(self) -> int:
+        """Who sent the message."""
+        return self._first.source_rank()
+
+    _source_rank = source_rank
+
+    def _end(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
