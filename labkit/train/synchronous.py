@@ -32,7 +32,7 @@ from .transport import MPITransport, Transport
 from .validation import validate_shared
 from .wishes import Wishes
 
-__all__ = ["SYNCS", "sync_gradients", "sync_initial_weights", "synchronous"]
+__all__ = ["SYNCS", "choose_gradients", "sync_gradients", "sync_initial_weights", "synchronous"]
 
 SYNCS = ("per_parameter", "fused", "overlap", "ddp")
 """Ways to reduce the gradients."""
@@ -255,7 +255,7 @@ def synchronous(
     if initial_sync:
         sync_initial_weights(model, over)
     was_training = model.training
-    gradients = _gradients(sync, model, over, op, backend)
+    gradients = choose_gradients(sync, model, over, op, backend)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Not the same dropout on all ranks: they would leave out the same units for all samples.
@@ -304,7 +304,8 @@ def synchronous(
     return history
 
 
-def _gradients(sync: str, model: nn.Module, over: Transport, op: str, backend: str) -> Gradients:
+def choose_gradients(sync: str, model: nn.Module, over: Transport, op: str, backend: str = "mpi") -> Gradients:
+    """Return `model`'s gradients as `synchronous` reduces them; all ranks call it alike."""
     if sync == "fused":
         return FlatGradients(model, over)
     if sync == "overlap":
