@@ -23,7 +23,8 @@ __all__ = ["main"]
 
 BATCH = 64
 ROUND_S, FEWEST_STEPS, MOST_STEPS = 0.3, 3, 20
-"""In a round each way makes steps for about so many seconds; the round's figure is their median."""
+"""In a round each way makes steps for about so many seconds, one at a time and all ways in turn; the round's figure is
+their median."""
 ROUNDS, QUICK_ROUNDS = 11, 2
 WAYS = {  # name → sync and backend of `train.synchronous`; without a name for the first: no communication
     "none": ("", ""),
@@ -91,28 +92,27 @@ def main(path: str, quick: bool) -> None:
 def _compare(name: str, make: Callable[[], nn.Module], rounds: int) -> dict[str, Any]:
     """Milliseconds of a step in each way, once a round, all in turn."""
     ways = {way: Trained(make, *how) for way, how in WAYS.items()}
-    for trained in ways.values():  # caches are warm, memory is there, DistributedDataParallel has made its buckets
-        _median_ms(trained, FEWEST_STEPS)
-    steps = max(FEWEST_STEPS, min(MOST_STEPS, int(1e3 * ROUND_S / _median_ms(ways["none"], FEWEST_STEPS))))
-    taken: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds):
-        for way in ways if number % 2 else reversed(ways):
-            taken[way].append(_median_ms(ways[way], steps))
+    first = _medians_ms(ways, FEWEST_STEPS)  # memory is there now, DistributedDataParallel has made its buckets
+    steps = max(FEWEST_STEPS, min(MOST_STEPS, int(1e3 * ROUND_S / first["none"])))
+    measured = [_medians_ms(ways, steps) for _ in range(rounds)]
+    taken = {way: [each[way] for each in measured] for way in ways}
     for trained in ways.values():
         trained.release()
     return {"model": name, "parameters": count_parameters(make()), "ms": taken}
 
 
-def _median_ms(trained: Trained, steps: int) -> float:
+def _medians_ms(ways: dict[str, Trained], steps: int) -> dict[str, float]:
     """Milliseconds of a step: the slowest rank's, in the median of so many; all ranks begin each step together."""
-    taken = torch.zeros(steps, dtype=torch.float64)
+    taken = {way: torch.zeros(steps, dtype=torch.float64) for way in ways}
     for number in range(steps):
-        comm.barrier()
-        began = time.perf_counter()
-        trained.step()
-        taken[number] = time.perf_counter() - began
-    comm.all_reduce(taken, "max")
-    return float(taken.median()) * 1e3
+        for way in ways if number % 2 else reversed(ways):
+            comm.barrier()
+            began = time.perf_counter()
+            ways[way].step()
+            taken[way][number] = time.perf_counter() - began
+    for each in taken.values():
+        comm.all_reduce(each, "max")
+    return {way: float(each.quantile(0.5)) * 1e3 for way, each in taken.items()}
 
 
 if __name__ == "__main__":

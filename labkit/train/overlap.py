@@ -12,8 +12,12 @@ from .transport import Transport
 
 __all__ = ["BUCKET_BYTES", "OverlappedGradients"]
 
-BUCKET_BYTES = 8 << 20
-"""A bucket is closed before it grows beyond so many bytes: a larger parameter has one of its own."""
+BUCKET_BYTES = 32 << 20
+"""A bucket is closed before it grows beyond so many bytes: a larger parameter has one of its own.
+
+At each reduction the ranks wait for the slowest, and on a host's own cores it takes as long as it would later, so a few
+large ones cost less than many small ones.
+"""
 
 
 class Bucket:
@@ -27,23 +31,32 @@ class Bucket:
         self.missing: set[nn.Parameter] = set()
 
     def zero(self) -> None:
-        """Begin a step."""
+        """Begin a step in which autograd adds to the gradients here."""
         self.flat.zero_()
         for parameter, view in self.views.items():
             if parameter.grad is not view:
                 parameter.grad = view
+
+    def empty(self) -> None:
+        """Begin a step in which autograd makes each gradient, and `take` brings it here.
+
+        For large ones that is less work than to set them to 0 and then to add to them.
+        """
+        for parameter in self.views:
+            parameter.grad = None
         self.missing = set(self.views)
 
-    def gather(self) -> int:
-        """Bring gradients here that something has replaced by a tensor of its own; return how many."""
-        replaced = [(p, view) for p, view in self.views.items() if p.grad is not view]
-        for parameter, view in replaced:
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-            parameter.grad = view
-        return len(replaced)
+    def take(self, parameter: nn.Parameter) -> bool:
+        """Bring a gradient here that is elsewhere; where there is none, it is 0. Return whether one was copied."""
+        view, gradient = self.views[parameter], parameter.grad
+        if gradient is view:
+            return False
+        if gradient is None:
+            view.zero_()
+        else:
+            view.copy_(gradient)
+        parameter.grad = view
+        return gradient is not None
 
 
 class OverlappedGradients:
@@ -53,7 +66,8 @@ class OverlappedGradients:
     reverse order, as backward computes them. They are reduced in their order, so all ranks make the same calls: a
     bucket that is full waits for one before it that is not, and what no gradient came for is reduced after backward.
 
-    Gradients on a GPU are reduced after backward: there, it does not run in the thread that may communicate.
+    A model that fits into one bucket is reduced after backward: nothing is left to compute when the bucket is full.
+    So are gradients on a GPU, where backward does not run in the thread that may communicate.
 
     Parameters
     ----------
@@ -71,7 +85,7 @@ class OverlappedGradients:
     buckets
         Flat tensors, in the order in which they are reduced.
     copies
-        As of `FlatGradients`.
+        Gradients that something other than autograd had replaced, as of `FlatGradients`.
     """
 
     def __init__(self, model: nn.Module, over: Transport, op: str, bucket_bytes: int | None = None) -> None:
@@ -84,7 +98,6 @@ class OverlappedGradients:
             parameter.register_post_accumulate_grad_hook(partial(self._computed, number))
             for number, bucket in enumerate(self._buckets)
             for parameter in bucket.views
-            # Without a second bucket there is nothing left to compute when the first is full.
             if len(self._buckets) > 1 and parameter.device.type == "cpu"
         ]
         self.zero()
@@ -95,9 +108,12 @@ class OverlappedGradients:
         return [bucket.flat for bucket in self._buckets]
 
     def zero(self) -> None:
-        """Set all gradients to 0, in place of ``optimizer.zero_grad()``, which would drop the views."""
+        """Forget the gradients of the last step, in place of ``optimizer.zero_grad()``."""
         for bucket in self._buckets:
-            bucket.zero()
+            if self._hooks:
+                bucket.empty()
+            else:
+                bucket.zero()
         self._next = 0
 
     def all_reduce(self, over: Transport, op: str) -> None:
@@ -115,20 +131,22 @@ class OverlappedGradients:
         self._buckets, self._hooks = [], []
 
     def _computed(self, number: int, parameter: nn.Parameter) -> None:
-        """Backward has added to the gradient of `parameter`, which belongs to bucket `number`."""
+        """Backward has computed the gradient of `parameter`, which belongs to bucket `number`."""
         if number < self._next:
             raise TrainError(
                 f"rank {self._over.rank}: backward computed the gradient of {self._names[parameter]} a second time, "
                 'after the ranks had reduced it. Call backward once a step, or use sync="fused".'
             )
-        self._buckets[number].missing.discard(parameter)
+        bucket = self._buckets[number]
+        bucket.take(parameter)
+        bucket.missing.discard(parameter)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._reduce_next()
 
     def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        self.copies += bucket.gather()
+        self.copies += sum(map(bucket.take, bucket.views))
         self._over.all_reduce(bucket.flat, self._op)
 
 

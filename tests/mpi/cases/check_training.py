@@ -296,6 +296,26 @@ def test_an_interrupt_on_all_ranks_leaves_models_that_train_on_together(way: dic
     assert train(model, noise(comm.size * 16), batch_size=8, **way).epochs[0].replica_difference == 0
 
 
+def test_an_interrupt_in_the_middle_of_backward_leaves_models_that_train_on_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 8_000)
+    model, buckets, reduce = fresh(), 0, MPITransport.all_reduce
+
+    def interrupted(over: MPITransport, x: Tensor, op: str = "sum") -> None:
+        nonlocal buckets
+        buckets += 1
+        if buckets == 7:
+            raise KeyboardInterrupt
+        reduce(over, x, op)
+
+    monkeypatch.setattr(MPITransport, "all_reduce", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, noise(comm.size * 40), batch_size=8, sync="overlap")
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert train(model, noise(comm.size * 16), batch_size=8, sync="overlap").epochs[0].replica_difference == 0
+
+
 @pytest.fixture
 def collector(tmp_path: Path) -> Any:
     """Rank 0 plays the notebook too; all ranks are connected to it."""
