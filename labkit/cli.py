@@ -219,7 +219,9 @@ def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none: all of them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions: shows that it runs, not what it costs.")] = False,
-    ranks: Annotated[int | None, typer.Option(min=2, help="How many ranks to measure on, for: allreduce.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="How many ranks to measure on, for: allreduce, epoch, step.")
+    ] = None,
 ) -> None:
     """Measure what the README's tables show."""
     from labkit import bench as benchmarks

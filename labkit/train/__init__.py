@@ -1,10 +1,12 @@
 """Training over several ranks."""
 
+from .ddp import DDPGradients
 from .device import choose_device
 from .flat import FlatGradients
 from .history import EpochRow, History, Steps
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
+from .overlap import OverlappedGradients
 from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
@@ -18,12 +20,14 @@ __all__ = [
     "SGD",
     "Adam",
     "Alone",
+    "DDPGradients",
     "EpochRow",
     "FlatGradients",
     "GRUClassifier",
     "History",
     "LeNet",
     "MPITransport",
+    "OverlappedGradients",
     "Progress",
     "Steps",
     "TorchTransport",

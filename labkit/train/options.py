@@ -59,9 +59,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--size", type=positive, default=None, metavar="N", help="training images to take (all)")
     add(
         "--sync",
-        choices=("fused", "per_parameter"),
+        choices=("per_parameter", "fused", "overlap", "ddp"),
         default="fused",
-        help="one all-reduce, or one a parameter",
+        help="gradients one by one, all at once, in pieces during backward, or by torch's DistributedDataParallel",
     )
     add("--world-size", type=positive, default=None, metavar="N", help="ranks (1, or what mpiexec started)")
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Synchronous SGD: every rank takes its part of each batch, and all apply the same mean gradient.
 
-First as one would write it down, a loop over the parameters; below, the training around it, which sends
-all gradients at once (`labkit.train.flat`).
+First as one would write it down, a loop over the parameters; below, the training around it, which sends all gradients
+at once (`labkit.train.flat`), or in pieces while backward computes the others (`labkit.train.overlap`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from torch.nn import functional
 from labkit.data import Dataset, Part, Shard
 from labkit.telemetry import facts
 
+from .ddp import DDPGradients, check_backend
 from .device import choose_device
 from .flat import FlatGradients
 from .history import History, versions
 from .optimizers import SGD, Optimizer
+from .overlap import OverlappedGradients
 from .progress import Progress
 from .recorder import Recorder
 from .replicas import TrainError, agree, replica_differences, shapes
@@ -29,7 +32,10 @@ from .transport import MPITransport, Transport
 from .validation import validate_shared
 from .wishes import Wishes
 
-__all__ = ["sync_gradients", "sync_initial_weights", "synchronous"]
+__all__ = ["SYNCS", "choose_gradients", "sync_gradients", "sync_initial_weights", "synchronous"]
+
+SYNCS = ("per_parameter", "fused", "overlap", "ddp")
+"""Ways to reduce the gradients."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -94,6 +100,24 @@ class LoopGradients:
         self.model.zero_grad()
 
 
+class Gradients(Protocol):
+    """What a step asks of a way to reduce gradients."""
+
+    copies: int
+
+    def zero(self) -> None:
+        """Forget those of the last step."""
+        ...
+
+    def all_reduce(self, over: Transport, op: str) -> None:
+        """After backward: see that the parameters have the ranks' gradients."""
+        ...
+
+    def release(self) -> None:
+        """Leave the model as it was, without gradients."""
+        ...
+
+
 def synchronous(
     model: nn.Module,
     dataset: Dataset,
@@ -105,6 +129,7 @@ def synchronous(
     optimizer: OptimizerFactory | None = None,
     loss: Loss | None = None,
     sync: str = "fused",
+    backend: str = "mpi",
     average: bool = True,
     initial_sync: bool = True,
     seed: int = 0,
@@ -138,7 +163,11 @@ def synchronous(
         Takes a batch's output and labels, returns their mean loss; default: `torch.nn.functional.nll_loss`,
         for models that return log-probabilities.
     sync
-        ``"fused"``: one all-reduce for all gradients; ``"per_parameter"``: `sync_gradients`.
+        ``"fused"``: one all-reduce for all gradients; ``"overlap"``: in several, while backward computes the other
+        gradients; ``"per_parameter"``: `sync_gradients`; ``"ddp"``: torch's DistributedDataParallel.
+    backend
+        What carries the gradients of ``"ddp"``: ``"mpi"``, ``"gloo"`` or ``"nccl"``. The history counts its time as
+        computing where it is not labkit's.
     average
         Apply the ranks' mean gradient; False: their sum, as if the learning rate were R times larger.
     initial_sync
@@ -171,6 +200,8 @@ def synchronous(
         When interrupted; the model keeps the weights it had reached and can be trained on.
     """
     _check(epochs, batch_size, lr, momentum, sync, dataset, model)
+    if sync == "ddp":
+        check_backend(backend)
     over = over or MPITransport()
     device = choose_device() if device is None else torch.device(device)
     model.to(device)
@@ -188,6 +219,7 @@ def synchronous(
         "optimizer": _in_words(optim),
         "loss": getattr(criterion, "__name__", type(criterion).__name__),
         "sync": sync,
+        **({"backend": backend} if sync == "ddp" else {}),
         "average": average,
         "initial_sync": initial_sync,
         "seed": seed,
@@ -202,14 +234,16 @@ def synchronous(
     told = (progress if isinstance(progress, Progress) else Progress()) if progress and over.rank == 0 else None
     wishes = Wishes(over, device, optim)
     recorder = Recorder(over, device, wishes.emitter)
-    gradients: FlatGradients | LoopGradients = FlatGradients(model) if sync == "fused" else LoopGradients(model)
 
     def forward_and_backward(part: Part) -> tuple[float, int]:
         """Leave this rank's part of the gradient in the model; return its mean loss and right answers."""
         if len(part.indices) == 0:
             return math.nan, 0
         images, labels = train.batch(part.indices)
-        output = model(images.to(dtype))
+        # A rank without a sample has no backward in which it could take part.
+        everybody = part.total >= over.size
+        forward = gradients.forward if isinstance(gradients, DDPGradients) and everybody else model
+        output = forward(images.to(dtype))
         batch_loss = criterion(output, labels)
         # The mean over R ranks of these is the mean over samples; the weight is 1 in every full batch.
         weight = len(part.indices) * over.size / part.total
@@ -221,6 +255,7 @@ def synchronous(
     if initial_sync:
         sync_initial_weights(model, over)
     was_training = model.training
+    gradients = choose_gradients(sync, model, over, op, backend)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Not the same dropout on all ranks: they would leave out the same units for all samples.
@@ -269,6 +304,17 @@ def synchronous(
     return history
 
 
+def choose_gradients(sync: str, model: nn.Module, over: Transport, op: str, backend: str = "mpi") -> Gradients:
+    """Return `model`'s gradients as `synchronous` reduces them; all ranks call it alike."""
+    if sync == "fused":
+        return FlatGradients(model, over)
+    if sync == "overlap":
+        return OverlappedGradients(model, over, op)
+    loop = LoopGradients(model)
+    # One rank has nobody to reduce with.
+    return DDPGradients(model, over, op, backend, loop) if sync == "ddp" and over.size > 1 else loop
+
+
 def _check(
     epochs: int, batch_size: int, lr: float, momentum: float, sync: str, dataset: Dataset, model: nn.Module
 ) -> None:
@@ -278,8 +324,8 @@ def _check(
     for name, value in (("lr", lr), ("momentum", momentum)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
-    if sync not in ("fused", "per_parameter"):
-        raise ValueError(f'sync must be "fused" or "per_parameter", not {sync!r}')
+    if sync not in SYNCS:
+        raise ValueError(f'sync must be "per_parameter", "fused", "overlap" or "ddp", not {sync!r}')
     if len(dataset.train) == 0:
         raise ValueError("the data set has no training samples")
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> History:
                 momentum=args.momentum,
                 optimizer=adam if args.optimizer == "adam" else None,
                 sync=args.sync,
+                backend=args.backend,
                 seed=args.seed,
                 progress=Progress(sys.stderr),
                 device=choose_device(args.no_cuda),

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from labkit.data import Dataset, from_tensors
-from labkit.train import Alone, FlatGradients, LeNet, Progress, TrainError, synchronous
+from labkit.train import Alone, FlatGradients, LeNet, OverlappedGradients, Progress, TrainError, synchronous
+from labkit.train.synchronous import SYNCS
 
 
 def noise(n: int = 50, seed: int = 0) -> Dataset:
@@ -23,7 +24,7 @@ def train(model: nn.Module, **settings: Any) -> Any:
     return synchronous(model, noise(), over=Alone(), progress=False, device="cpu", **settings)
 
 
-@pytest.mark.parametrize("sync", ["fused", "per_parameter"])
+@pytest.mark.parametrize("sync", SYNCS)
 def test_it_is_plain_sgd_when_alone(sync: str) -> None:
     torch.manual_seed(0)
     model, reference = LeNet(), LeNet()
@@ -62,7 +63,8 @@ def test_it_is_plain_sgd_when_alone(sync: str) -> None:
         ({"batch_size": True}, "batch_size must be a whole number"),
         ({"lr": float("nan")}, "lr must be a finite number"),
         ({"momentum": -1}, "momentum must be a finite number"),
-        ({"sync": "async"}, 'sync must be "fused" or "per_parameter"'),
+        ({"sync": "async"}, 'sync must be "per_parameter", "fused", "overlap" or "ddp", not'),
+        ({"sync": "ddp", "backend": "ucc"}, 'backend must be "mpi", "gloo" or "nccl", not'),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str) -> None:
@@ -159,6 +161,19 @@ def test_flat_gradients_are_written_in_place_and_copies_counted() -> None:
     assert flat.copies == 2
     assert (flat.buffers[0] == 2.0).sum() == model.fc1.weight.numel()
     assert model.fc2.bias.grad is not None and not model.fc2.bias.grad.any()
+
+
+def test_buckets_hold_the_last_parameters_first_and_one_dtype_each() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).double(), nn.Linear(2, 50), nn.Linear(50, 2))
+    model[3].bias.requires_grad_(False)
+    buckets = OverlappedGradients(model, Alone(), "mean", 400).buckets
+    assert [(bucket.dtype, bucket.numel()) for bucket in buckets] == [
+        (torch.float32, 100),
+        (torch.float32, 50),
+        (torch.float32, 100),
+        (torch.float64, 6),
+        (torch.float32, 8),  # these would have fitted beside the first, but not beside the last of their kind
+    ]
 
 
 def test_mixed_dtypes_and_frozen_parameters_have_their_own_or_no_place() -> None:

@@ -20,6 +20,7 @@ from labkit.train import (
     History,
     LeNet,
     MPITransport,
+    OverlappedGradients,
     TrainError,
     replica_differences,
     sync_gradients,
@@ -27,7 +28,8 @@ from labkit.train import (
     synchronous,
 )
 
-SYNCS = ("fused", "per_parameter")
+SYNCS = ("fused", "per_parameter", "overlap")
+DDP = [{"sync": "ddp", "backend": backend} for backend in ("mpi", "gloo")]
 
 
 def noise(n: int) -> Dataset:
@@ -70,6 +72,90 @@ def test_r_ranks_with_batch_b_equal_one_rank_with_r_times_b(dtype: torch.dtype, 
         assert row.test_loss == pytest.approx(expected.test_loss, abs=1e-5)
     samples = comm.all_gather_object(int(ours.steps.samples.sum()))
     assert sum(samples) == 2 * len(dataset.train)
+
+
+@pytest.mark.parametrize("way", [{"sync": "overlap"}, *DDP], ids=lambda way: "-".join(way.values()))
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_several_buckets_equal_one_rank(way: dict[str, Any], op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 8_000)
+    dataset = noise(3 * comm.size * 8 + 1)  # the last step leaves most ranks without a sample
+    together, alone = fresh().double(), fresh().double()
+    factor = comm.size if op == "sum" else 1
+    history = train(together, dataset, batch_size=8, average=op == "mean", **way)
+    train(alone, dataset, batch_size=comm.size * 8, lr=0.05 * factor, over=Alone())
+    assert farthest(together, alone) <= 1e-6
+    assert history.epochs[0].replica_difference == 0 and history.copies == 0
+    assert {name: history.settings.get(name) for name in way} == way
+    assert not torch.distributed.is_initialized()
+
+
+class Partly(nn.Module):
+    """On odd ranks a layer takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.some, self.last = nn.Linear(784, 7), nn.Linear(7, 7), nn.Linear(7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        return functional.log_softmax(self.last(x if comm.rank % 2 else self.some(x)), dim=1)
+
+
+def test_overlap_takes_layers_that_some_ranks_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 100)
+    models = {}
+    for sync in ("fused", "overlap"):
+        torch.manual_seed(0)
+        models[sync] = Partly().double()
+        history = train(models[sync], noise(3 * comm.size * 8 + 1), batch_size=8, sync=sync)
+        assert history.epochs[0].replica_difference == 0
+    assert farthest(*models.values()) <= 1e-12
+
+
+def test_overlap_reduces_while_backward_computes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 100)
+    model, order = Partly(), []
+    over = MPITransport()
+    gradients = OverlappedGradients(model, over, "mean", 100)
+    monkeypatch.setattr(MPITransport, "all_reduce", lambda _, x, op: order.append(x.numel()))
+    model.first.weight.register_hook(lambda _: order.append("first"))
+    gradients.zero()
+    model(torch.ones(2, 1, 28, 28)).sum().backward()
+    seen = list(order)
+    gradients.all_reduce(over, "mean")
+    gradients.release()
+    counts = [10, 70, 7, 49, 7, 784 * 7]
+    assert order == ([*counts[:2], "first", *counts[2:]] if comm.rank % 2 else [*counts[:5], "first", counts[5]])
+    assert seen == ([*counts[:2], "first"] if comm.rank % 2 else order)
+
+
+def test_overlap_refuses_a_second_backward_after_the_ranks_have_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 40)
+    gradients = OverlappedGradients(model, MPITransport(), "mean", 100)
+    loss = model(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(TrainError, match=rf"rank {comm.rank}: backward computed the gradient of .* a second time"):
+        loss.backward()
+    gradients.release()
+    assert model.weight.grad is None and model.bias.grad is None
+
+
+def test_ddp_uses_a_group_that_is_there_and_leaves_it() -> None:
+    torch.distributed.init_process_group("mpi")
+    try:
+        train(fresh(), noise(comm.size * 8), batch_size=8, sync="ddp")
+        x = torch.ones(1)
+        torch.distributed.all_reduce(x)
+        assert x.item() == comm.size
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_nccl_is_refused_where_there_is_no_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(TrainError, match='there is none here: use backend="mpi" or "gloo"'):
+        train(fresh(), noise(8), sync="ddp", backend="nccl")
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -193,7 +279,8 @@ def test_times_of_a_step_are_recorded_for_each_step() -> None:
     assert "MPI" in history.versions["transport"] and history.versions["torch"]
 
 
-def test_an_interrupt_on_all_ranks_leaves_models_that_train_on_together() -> None:
+@pytest.mark.parametrize("way", [{"sync": sync} for sync in SYNCS] + DDP, ids=lambda way: "-".join(way.values()))
+def test_an_interrupt_on_all_ranks_leaves_models_that_train_on_together(way: dict[str, str]) -> None:
     model, calls = fresh(), 0
 
     def interrupted(output: Tensor, labels: Tensor) -> Tensor:
@@ -204,8 +291,29 @@ def test_an_interrupt_on_all_ranks_leaves_models_that_train_on_together() -> Non
         return functional.nll_loss(output, labels)
 
     with pytest.raises(KeyboardInterrupt):
-        train(model, noise(comm.size * 40), batch_size=8, loss=interrupted)
-    assert train(model, noise(comm.size * 16), batch_size=8).epochs[0].replica_difference == 0
+        train(model, noise(comm.size * 40), batch_size=8, loss=interrupted, **way)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert train(model, noise(comm.size * 16), batch_size=8, **way).epochs[0].replica_difference == 0
+
+
+def test_an_interrupt_in_the_middle_of_backward_leaves_models_that_train_on_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 8_000)
+    model, buckets, reduce = fresh(), 0, MPITransport.all_reduce
+
+    def interrupted(over: MPITransport, x: Tensor, op: str = "sum") -> None:
+        nonlocal buckets
+        buckets += 1
+        if buckets == 7:
+            raise KeyboardInterrupt
+        reduce(over, x, op)
+
+    monkeypatch.setattr(MPITransport, "all_reduce", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, noise(comm.size * 40), batch_size=8, sync="overlap")
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert train(model, noise(comm.size * 16), batch_size=8, sync="overlap").epochs[0].replica_difference == 0
 
 
 @pytest.fixture
