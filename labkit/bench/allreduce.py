@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from labkit.bench import Goal, Outcome, spread
-from labkit.cluster.implementations import mpiexec_command
+from labkit.bench.world import measure
 
 __all__ = ["run"]
 
@@ -48,31 +43,10 @@ def run(*, quick: bool = False, ranks: Sequence[int] = (2,)) -> Outcome:
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
     for size in ranks:
-        measured = _measure(size, quick)
+        measured = measure("labkit.bench.allreduce_ranks", size, quick=quick, limit_s=LIMIT_S)
         rows += [row for each in measured for row in _rows(size, each)]
         goals += _goals(size, measured)
     return Outcome("allreduce", rows, goals)
-
-
-def _measure(ranks: int, quick: bool) -> list[dict[str, Any]]:
-    """What the ranks measured."""
-    command, environment = mpiexec_command(ranks)
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        answer = Path(folder) / "answer.json"
-        program = [sys.executable, "-m", "labkit.bench.allreduce_ranks", str(answer), *(["--quick"] if quick else [])]
-        done = subprocess.run(
-            [*command, *program],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the benchmark's {ranks} ranks ended with status {done.returncode}:\n{done.stdout}")
-        measured: list[dict[str, Any]] = json.loads(answer.read_text())
-    return measured
 
 
 def _rows(ranks: int, measured: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import comm
+from labkit.bench.pinning import settle
 from labkit.comm.mpi import MPI
 
 __all__ = ["SIZES", "main"]
@@ -41,7 +41,7 @@ def main(path: str, quick: bool) -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         groups = _process_groups(comm.broadcast_object(folder))
-        _settle()
+        settle()
         for nbytes in SIZES[:3] if quick else SIZES:
             us = _compare(_ways(nbytes // 4, groups), QUICK_ROUNDS if quick else ROUNDS)
             rows.append({"nbytes": nbytes, "us": us})
@@ -50,16 +50,6 @@ def main(path: str, quick: bool) -> None:
         comm.barrier()  # the folder is rank 0's
     if comm.rank == 0:
         Path(path).write_text(json.dumps(rows))
-
-
-def _settle() -> None:
-    """Give each rank's main thread a core of its own, where there are enough; threads that gloo has go where they like.
-
-    Otherwise the system may put ranks that wait for each other on one core, for as long as others use the rest.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= comm.size:
-        os.sched_setaffinity(0, {cores[comm.rank]})
 
 
 def _process_groups(folder: str) -> dict[str, Any]:

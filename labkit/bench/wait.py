@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from labkit.bench import Goal, Outcome, spread
-from labkit.cluster.implementations import mpiexec_command
+from labkit.bench.world import measure
 
 __all__ = ["run"]
 
@@ -37,7 +32,7 @@ def run(*, quick: bool = False) -> Outcome:
     rows: list[dict[str, Any]] = []
     cpu: dict[str, float] = {}
     for ranks in RANKS:
-        measured = _measure(ranks, quick)
+        measured = measure("labkit.bench.wait_ranks", ranks, quick=quick, limit_s=LIMIT_S)
         rows += [_row(ranks, each) for each in measured["rows"]]
         cpu |= measured["cpu"]
     goals = _goals(rows)
@@ -46,27 +41,6 @@ def run(*, quick: bool = False) -> Outcome:
         if name.startswith("labkit"):
             goals.append(Goal(f"CPU of a rank that waits in {name}, % of a core", 100 * share, CPU_PERCENT))
     return Outcome("wait", rows, goals)
-
-
-def _measure(ranks: int, quick: bool) -> dict[str, Any]:
-    """What the ranks measured."""
-    command, environment = mpiexec_command(ranks)
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        answer = Path(folder) / "answer.json"
-        program = [sys.executable, "-m", "labkit.bench.wait_ranks", str(answer), *(["--quick"] if quick else [])]
-        done = subprocess.run(
-            [*command, *program],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the benchmark's {ranks} ranks ended with status {done.returncode}:\n{done.stdout}")
-        measured: dict[str, Any] = json.loads(answer.read_text())
-    return measured
 
 
 def _row(ranks: int, measured: dict[str, Any]) -> dict[str, Any]:
