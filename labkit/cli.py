@@ -218,6 +218,9 @@ def report(
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none: all of them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_chart: Annotated[
+        bool, typer.Option("--chart", help="Print a Mermaid chart for a README, too: allreduce, step.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions: shows that it runs, not what it costs.")] = False,
     ranks: Annotated[
         int | None, typer.Option(min=2, help="How many ranks to measure on, for: allreduce, epoch, step.")
@@ -225,6 +228,7 @@ def bench(
 ) -> None:
     """Measure what the README's tables show."""
     from labkit import bench as benchmarks
+    from labkit.bench.chart import CHARTS, mermaid
     from labkit.bench.table import show
 
     if name is not None and name not in benchmarks.NAMES:
@@ -242,6 +246,8 @@ def bench(
             print(json.dumps(outcome.as_json()))
         else:
             show(outcome)
+            if as_chart and chosen in CHARTS:
+                print(mermaid(outcome))
     raise typer.Exit(0 if met else 1)
 
 
