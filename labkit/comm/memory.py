@@ -87,9 +87,9 @@ class MemoryMaking:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
-        if self._works[0]:
-            self.memory = self._mapped
-        self._mapped = None
+        if not self._works[0]:
+            self._mapped = None
+        self.memory = self._mapped
         self.crowded = _TOKEN.unpack(self._token)[3]
         self._over = True
         return True

@@ -17,6 +17,7 @@ from labkit import comm
 from labkit.comm import hosts, sharing
 from labkit.comm.board import Board
 from labkit.comm.buffers import reading
+from labkit.comm.memory import MemoryMaking
 from labkit.comm.windows import find
 
 LARGE = 150_001
@@ -289,6 +290,16 @@ def check_across(x: torch.Tensor, op: str, dtype: str, group: Any) -> None:
     wanted = truth(op, [draw(rank, dtype, len(x)) for rank in range(group.size)])
     tolerance = 2e-2 if dtype == "bfloat16" else 1e-5
     assert torch.allclose(x, wanted, rtol=tolerance, atol=tolerance), (op, dtype)
+
+
+def test_a_making_that_is_interrupted_at_its_end_can_be_taken_up_again() -> None:
+    making = MemoryMaking(comm.world().private, "labkit-window", 4096)
+    while not making.over():
+        pass
+    memory = making.memory
+    making._over = False  # as if the last step's last line had not been reached
+    assert making.over()
+    assert making.memory is memory is not None
 
 
 def test_the_memory_goes_with_the_arrays() -> None:
