@@ -25,7 +25,7 @@ BATCH = 64
 ROUND_S, FEWEST_STEPS, MOST_STEPS = 0.3, 3, 20
 """In a round each way makes steps for about so many seconds, one at a time and all ways in turn; the round's figure is
 their median."""
-ROUNDS, QUICK_ROUNDS = 11, 2
+ROUNDS, QUICK_ROUNDS = 9, 2
 WAYS = {  # name → sync and backend of `train.synchronous`; without a name for the first: no communication
     "none": ("", ""),
     "none again": ("", ""),

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from labkit.cluster.implementations import mpiexec_command
 __all__ = ["measure"]
 
 
-def measure(module: str, ranks: int, *, quick: bool, limit_s: float) -> Any:
+def measure(module: str, ranks: int, *, quick: bool, limit_s: float, variables: Mapping[str, str] | None = None) -> Any:
     """What rank 0 of ``mpiexec -n RANKS python -m MODULE FILE [--quick]`` writes to FILE as JSON.
+
+    `variables` are added to the ranks' environment.
 
     Raises
     ------
@@ -29,7 +32,7 @@ def measure(module: str, ranks: int, *, quick: bool, limit_s: float) -> Any:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(
             [*command, sys.executable, "-m", module, str(answer), *(["--quick"] if quick else [])],
-            env=environment,
+            env=environment | dict(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
