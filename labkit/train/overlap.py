@@ -13,44 +13,11 @@ from .transport import Transport
 __all__ = ["BUCKET_BYTES", "OverlappedGradients"]
 
 BUCKET_BYTES = 32 << 20
-"""A bucket is closed before it grows beyond so many bytes.
+"""A bucket is closed before it grows beyond so many bytes: a larger parameter has one of its own.
 
 At each reduction the ranks wait for the slowest, and on a host's own cores it takes as long as it would later, so a few
 large ones cost less than many small ones.
 """
-ALONE_FROM_BYTES = 1 << 20
-"""The gradient of so large a parameter is reduced by itself, where autograd left it: to copy it into a bucket costs
-more than the all-reduce in shared memory saves."""
-
-
-class Single:
-    """The gradient of one large parameter."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameters = [parameter]
-        self.missing: set[nn.Parameter] = set()
-
-    def zero(self) -> None:
-        """Begin a step in which nobody watches backward."""
-        self.empty()
-
-    def empty(self) -> None:
-        """Begin a step."""
-        self.parameters[0].grad = None
-        self.missing = set(self.parameters)
-
-    def take(self, parameter: nn.Parameter) -> bool:
-        """See that there is a gradient; nothing is copied."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        return False
-
-    @property
-    def flat(self) -> Tensor:
-        """What to reduce."""
-        gradient = self.parameters[0].grad
-        assert gradient is not None
-        return gradient
 
 
 class Bucket:
@@ -60,7 +27,6 @@ class Bucket:
         counts = [parameter.numel() for parameter in parameters]
         self.flat = over.zeros(sum(counts), parameters[0].dtype, parameters[0].device)
         pieces = self.flat.split(counts)
-        self.parameters = parameters
         self.views = {p: piece.view(p.shape) for p, piece in zip(parameters, pieces, strict=True)}
         self.missing: set[nn.Parameter] = set()
 
@@ -74,11 +40,11 @@ class Bucket:
     def empty(self) -> None:
         """Begin a step in which autograd makes each gradient, and `take` brings it here.
 
-        That is less work than to set it to 0 and then to add to it.
+        For large ones that is less work than to set them to 0 and then to add to them.
         """
-        for parameter in self.parameters:
+        for parameter in self.views:
             parameter.grad = None
-        self.missing = set(self.parameters)
+        self.missing = set(self.views)
 
     def take(self, parameter: nn.Parameter) -> bool:
         """Bring a gradient here that is elsewhere; where there is none, it is 0. Return whether one was copied."""
@@ -97,9 +63,8 @@ class OverlappedGradients:
     """A model's gradients in buckets, each reduced as soon as backward has filled it. Made by all ranks together.
 
     The buckets lie in memory that the ranks share where they can (`Transport.zeros`), and hold the parameters in
-    reverse order, as backward computes them; a large parameter is a bucket by itself (`ALONE_FROM_BYTES`). They are
-    reduced in their order, so all ranks make the same calls: a bucket that is full waits for one before it that is not,
-    and what no gradient came for is reduced after backward.
+    reverse order, as backward computes them. They are reduced in their order, so all ranks make the same calls: a
+    bucket that is full waits for one before it that is not, and what no gradient came for is reduced after backward.
 
     A model that fits into one bucket is reduced after backward: nothing is left to compute when the bucket is full.
     So are gradients on a GPU, where backward does not run in the thread that may communicate.
@@ -118,32 +83,29 @@ class OverlappedGradients:
     Attributes
     ----------
     buckets
-        Elements of each, in the order in which they are reduced.
+        Flat tensors, in the order in which they are reduced.
     copies
         Gradients that something other than autograd had replaced, as of `FlatGradients`.
     """
 
     def __init__(self, model: nn.Module, over: Transport, op: str, bucket_bytes: int | None = None) -> None:
         self._over, self._op = over, op
-        self._buckets = [
-            Single(group[0]) if _nbytes(group[0]) >= ALONE_FROM_BYTES else Bucket(group, over)
-            for group in _groups(model, bucket_bytes or BUCKET_BYTES)
-        ]
+        self._buckets = [Bucket(group, over) for group in _groups(model, bucket_bytes or BUCKET_BYTES)]
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._next = 0
         self.copies = 0
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._computed, number))
             for number, bucket in enumerate(self._buckets)
-            for parameter in bucket.parameters
+            for parameter in bucket.views
             if len(self._buckets) > 1 and parameter.device.type == "cpu"
         ]
         self.zero()
 
     @property
-    def buckets(self) -> list[int]:
-        """Elements of each, in the order in which they are reduced."""
-        return [sum(p.numel() for p in bucket.parameters) for bucket in self._buckets]
+    def buckets(self) -> list[Tensor]:
+        """Flat tensors, in the order in which they are reduced."""
+        return [bucket.flat for bucket in self._buckets]
 
     def zero(self) -> None:
         """Forget the gradients of the last step, in place of ``optimizer.zero_grad()``."""
@@ -164,7 +126,7 @@ class OverlappedGradients:
         for hook in self._hooks:
             hook.remove()
         for bucket in self._buckets:
-            for parameter in bucket.parameters:
+            for parameter in bucket.views:
                 parameter.grad = None
         self._buckets, self._hooks = [], []
 
@@ -184,32 +146,21 @@ class OverlappedGradients:
     def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        self.copies += sum(map(bucket.take, bucket.parameters))
+        self.copies += sum(map(bucket.take, bucket.views))
         self._over.all_reduce(bucket.flat, self._op)
 
 
 def _groups(model: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """The trainable parameters of each bucket, last ones first; those of one dtype and device lie together.
-
-    The buckets are in the order in which backward fills them, as far as it goes by the order of the parameters.
-    """
+    """The trainable parameters of each bucket, last ones first; those of one dtype and device lie together."""
     groups: list[list[nn.Parameter]] = []
     open_: dict[tuple[torch.dtype, torch.device], tuple[list[nn.Parameter], int]] = {}
-    order = list(reversed([p for p in model.parameters() if p.requires_grad]))
-    for parameter in order:
-        if _nbytes(parameter) >= ALONE_FROM_BYTES:
-            groups.append([parameter])
-            continue
+    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
         kind = parameter.dtype, parameter.device
         group, filled = open_.get(kind, ([], 0))
-        if not group or filled + _nbytes(parameter) > bucket_bytes:
+        nbytes = parameter.numel() * parameter.element_size()
+        if not group or filled + nbytes > bucket_bytes:
             group, filled = [], 0
             groups.append(group)
         group.append(parameter)
-        open_[kind] = group, filled + _nbytes(parameter)
-    place = {parameter: number for number, parameter in enumerate(order)}
-    return sorted(groups, key=lambda group: place[group[-1]])
-
-
-def _nbytes(parameter: nn.Parameter) -> int:
-    return parameter.numel() * parameter.element_size()
+        open_[kind] = group, filled + nbytes
+    return groups

@@ -78,7 +78,6 @@ def test_r_ranks_with_batch_b_equal_one_rank_with_r_times_b(dtype: torch.dtype, 
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_several_buckets_equal_one_rank(way: dict[str, Any], op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labkit.train.overlap.BUCKET_BYTES", 8_000)
-    monkeypatch.setattr("labkit.train.overlap.ALONE_FROM_BYTES", 100_000)  # fc1.weight
     dataset = noise(3 * comm.size * 8 + 1)  # the last step leaves most ranks without a sample
     together, alone = fresh().double(), fresh().double()
     factor = comm.size if op == "sum" else 1
