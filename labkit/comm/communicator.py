@@ -80,8 +80,6 @@ class Communicator:
         """What MPI may write into while a call is under way, and after it was given up."""
         self.windows: list[Window] = []
         """Memory that its ranks share (see `labkit.comm.windows`)."""
-        self.stage: Any = None
-        """Through which large arrays pass that lie elsewhere (see `labkit.comm.staging`)."""
         self.hosts: Hosts | None = None
         """Its ranks by host, where they are on several (see `labkit.comm.hosts`)."""
         self.arranged = isinstance(ballot, Board)
@@ -179,7 +177,7 @@ class Communicator:
 
         def release() -> None:
             self.calls.clear()  # some refer to the board
-            self.windows, self.stage = [], None
+            self.windows = []
             self.ballot.free()
             self.private.Free()
             self.mpi.Free()

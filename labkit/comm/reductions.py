@@ -81,8 +81,8 @@ def all_reduce(
     op
         See the module's text.
     algorithm
-        None: the fastest. On one host that is `labkit.comm.shared` for small tensors and `labkit.comm.sharing` for
-        large ones; elsewhere the ring for sums and means of 32 MiB and more, MPI's own for the others.
+        None: the fastest: `labkit.comm.shared` for small tensors on one host, `labkit.comm.sharing` for large ones from
+        `shared_zeros`, the ring for sums and means of 32 MiB and more that lie elsewhere, MPI's own for the others.
         ``"library"``: always MPI's own. Otherwise a name of `labkit.comm.ALGORITHMS`: written with send and receive,
         to be read and measured. Functions as `op` go with ``"to_root"``, ``"tree"`` and ``"recursive_doubling"``, which
         keep the order of ranks and do not cut the tensor.
@@ -259,7 +259,9 @@ def _make_call(
         raise ArgumentError(f"{who}: algorithm={algorithm!r} is unknown. Known: {known}.")
     name = str(x.dtype).removeprefix("torch.")
     asked = algorithm
-    large = operation == "all_reduce" and op in ("sum", "mean") and buffer.nbytes >= RING_FROM_BYTES
+    # Of float16 and bfloat16 as they are combined: in a window they lie as they are.
+    nbytes = buffer.count * (4 if buffer.kind.family == "half" else buffer.kind.itemsize)
+    large = operation == "all_reduce" and op in ("sum", "mean") and nbytes >= RING_FROM_BYTES
     if algorithm is None and large and communicator.size > 1 and not sharing.suits(communicator, buffer):
         algorithm = "ring"
     in_shared = operation == "all_reduce" and algorithm is None and shared.suits(communicator, buffer)

@@ -26,7 +26,7 @@ def retire(old: Communicator) -> None:
         request.give_up()
     old.abandoned = "it was replaced by renew()"
     old.calls.clear()  # some refer to the board
-    old.windows, old.stage, old.hosts = [], None, None
+    old.windows, old.hosts = [], None
     if not old.ballot.drop():
         old.kept.append(old.ballot)
     if REVOKES and (old.in_flight or old.moving):

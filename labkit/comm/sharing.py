@@ -17,13 +17,12 @@ import numpy as np
 
 from labkit.comm.agreement import Call, collective
 from labkit.comm.algorithms import ring
-from labkit.comm.board import SLOT_BYTES, Board
+from labkit.comm.board import SLOT_BYTES
 from labkit.comm.buffers import Buffer, reducing
 from labkit.comm.communicator import Communicator
 from labkit.comm.halves import narrow, widen
 from labkit.comm.link import PrivateLink
 from labkit.comm.mpi import MPI
-from labkit.comm.staging import FROM_BYTES, staged
 from labkit.comm.waiting import until
 from labkit.comm.windows import Place, serial
 
@@ -36,13 +35,11 @@ _TAG = 2
 
 
 def suits(group: Communicator, buffer: Buffer) -> bool:
-    """Whether this is the fastest way for a buffer that lies in no window. The same on all ranks, for one size."""
-    if buffer.nbytes <= SLOT_BYTES or group.size == 1:
-        return False
-    if group.hosts is not None:
-        return True
-    board = group.ballot
-    return buffer.nbytes >= FROM_BYTES and isinstance(board, Board) and board.carries_data
+    """Whether a buffer that lies in no window is to go this way: where ranks are on several hosts.
+
+    The same on all ranks, for one size.
+    """
+    return group.hosts is not None and buffer.nbytes > SLOT_BYTES
 
 
 @dataclass
@@ -90,7 +87,7 @@ class Reduction:
         except MPI.Exception:
             raise
         except BaseException:  # an interrupt: others may block in MPI's call already, and rely on this rank
-            if self.group.hosts is None and not self._all_there() and self._by_mpi(self._plain()):
+            if not self._all_there() and self._by_mpi():
                 self._reduce_by_mpi(self._plain())
             raise
 
@@ -170,8 +167,9 @@ class Reduction:
         """The buffer as one that lies in no window."""
         return self.buffer if self.place is None else reducing(self.buffer.x, "all_reduce")
 
-    def _by_mpi(self, buffer: Buffer) -> bool:
-        return not suits(self.group, buffer)
+    def _by_mpi(self) -> bool:
+        """Whether it is a call of MPI's that reduces what lies elsewhere, and not the ring."""
+        return self.group.hosts is None and self.call.plan.algorithm is None
 
     def _reduce_by_mpi(self, buffer: Buffer) -> None:
         for _ in starmap(partial(self.group.mpi.Allreduce, MPI.IN_PLACE, buffer.spec, self.mpi), self.todo):
@@ -179,14 +177,12 @@ class Reduction:
 
     def _elsewhere(self) -> None:
         """As arrays are reduced that lie in no window: every rank does so, whether its own lies in one or not."""
-        buffer, group, divisor = self._plain(), self.group, self.divisor
+        buffer, divisor = self._plain(), self.divisor
         x = buffer.array()
-        if self._by_mpi(buffer):
+        if self._by_mpi():
             self._reduce_by_mpi(buffer)
-        elif group.hosts is None and staged(group, x, self.combine, divisor, self._wait):
-            divisor = 1  # it has been
         else:
-            ring(x, self.combine, PrivateLink(group, self.call, self.timeout))
+            ring(x, self.combine, PrivateLink(self.group, self.call, self.timeout))
         if divisor != 1:
             np.divide(x, divisor, out=x)
         buffer.restore()
