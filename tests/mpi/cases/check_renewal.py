@@ -133,8 +133,9 @@ def test_ranks_meet_again_whatever_was_interrupted(seed: int) -> None:
         pytest.skip("needs 2 ranks")
     comm.world()
     same, own = random.Random(seed), random.Random(1000 * seed + comm.rank + 1)
-    interrupts = 0
-    for _ in range(12):
+    interrupts = rounds = 0
+    while rounds < 12 or sum(MPI.COMM_WORLD.allgather(interrupts)) == 0:  # where calls are quick, few are hit
+        rounds += 1
         program = same.choices(CALLS, k=4)
         victim = comm.rank in same.sample(range(comm.size), same.randint(1, comm.size))
         error: BaseException | None = None
@@ -149,4 +150,3 @@ def test_ranks_meet_again_whatever_was_interrupted(seed: int) -> None:
         renewed(generation, own, 4 if victim else 0)
         for large in (False, True):
             sum_of(large=large, timeout=60)
-    assert sum(MPI.COMM_WORLD.allgather(interrupts)) > 0
