@@ -90,6 +90,8 @@ def test_interrupts_at_random_moments_end_the_call_for_all_or_for_none(way: str)
     chance, outcomes = random.Random(100 + comm.rank), set()
 
     def interrupt(_: int, frame: Any) -> None:
+        if "/labkit/comm/" not in frame.f_code.co_filename:
+            return  # such as pytest's own work on an exception that Python dropped, which must not have another
         while frame is not None:
             if frame.f_code.co_name == "all_reduce":
                 raise KeyboardInterrupt
