@@ -48,7 +48,9 @@ class Run:
         if hasattr(source, "series") and hasattr(source, "shown"):
             return cls({rank: source.series(rank) for rank in source.shown()})
         if hasattr(source, "steps") and hasattr(source.steps, "rank_loss"):
-            return cls({source.rank: _of_history(source.steps)}, np.asarray(source.steps.loss, dtype=float))
+            every = dict(enumerate(getattr(source, "by_rank", []))) or {source.rank: source.steps}
+            own = {rank: _of_history(steps) for rank, steps in every.items()}
+            return cls(own, np.asarray(source.steps.loss, dtype=float))
         if isinstance(source, Sequence) and source and not isinstance(source, str):
             runs = [cls.of(each) for each in source]
             return cls({rank: columns for run in runs for rank, columns in run.ranks.items()}, runs[0].mean_loss)

@@ -4,11 +4,15 @@ from .ddp import DDPGradients
 from .device import choose_device
 from .flat import FlatGradients
 from .history import EpochRow, History, Steps
+from .loop import Run
+from .methods import METHODS, method, run
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
 from .overlap import OverlappedGradients
 from .progress import Progress
 from .replicas import TrainError, replica_differences
+from .settings import Settings
+from .single import single
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .validation import validate_shared
@@ -16,6 +20,7 @@ from .validation import validate_shared
 __all__ = [
     "CNN",
     "DNN",
+    "METHODS",
     "MODELS",
     "SGD",
     "Adam",
@@ -29,13 +34,18 @@ __all__ = [
     "MPITransport",
     "OverlappedGradients",
     "Progress",
+    "Run",
+    "Settings",
     "Steps",
     "TorchTransport",
     "TrainError",
     "Transport",
     "choose_device",
     "count_parameters",
+    "method",
     "replica_differences",
+    "run",
+    "single",
     "sync_gradients",
     "sync_initial_weights",
     "synchronous",

@@ -10,7 +10,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class Steps:
         Of this rank.
     lr
         Learning rate.
+    staleness
+        Updates that others had applied to the weights between this rank's reading them and the use of its gradient;
+        0 where all step together.
+    time_s
+        When the step ended, in seconds since the run began.
     """
 
     loss: np.ndarray
@@ -45,6 +50,13 @@ class Steps:
     transfer_s: np.ndarray
     samples: np.ndarray
     lr: np.ndarray
+    staleness: np.ndarray
+    time_s: np.ndarray
+
+    @classmethod
+    def empty(cls) -> Steps:
+        """Return no steps."""
+        return cls(*np.empty((len(fields(cls)), 0)))
 
     def __len__(self) -> int:
         return len(self.rank_loss)
@@ -72,6 +84,8 @@ class EpochRow:
         Training images of all ranks a second.
     replica_difference
         Largest difference of any parameter on any rank from rank 0's; NaN when not checked.
+    time_s
+        When the epoch ended, its test included, in seconds since the run began.
     """
 
     epoch: int
@@ -86,6 +100,7 @@ class EpochRow:
     test_accuracy: float = math.nan
     test_seconds: float = 0.0
     replica_difference: float = math.nan
+    time_s: float = math.nan
 
     def line(self, epochs: int) -> str:
         """Return the epoch in one line."""
@@ -122,16 +137,24 @@ class History:
         Gradients copied into the flat buffer: 0 when autograd wrote there itself.
     stopped
         Why it ended early, or None.
+    by_rank
+        Every rank's steps, on rank 0; elsewhere empty.
     """
 
     rank: int
     world_size: int
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    steps: Steps = field(default_factory=lambda: Steps(*np.empty((7, 0))))
+    steps: Steps = field(default_factory=Steps.empty)
     epochs: list[EpochRow] = field(default_factory=list)
     copies: int = 0
     stopped: str | None = None
+    by_rank: list[Steps] = field(default_factory=list)
+
+    @property
+    def method(self) -> str:
+        """How it trained."""
+        return str(self.settings.get("method", ""))
 
     @property
     def test_accuracy(self) -> float:
@@ -152,7 +175,7 @@ class History:
             If it cannot be written.
         """
         target = Path(path)
-        content = json.dumps(_plain(asdict(self)), allow_nan=False)
+        content = json.dumps(_plain(asdict(self) | {"seconds": self.seconds}), allow_nan=False)
         with tempfile.NamedTemporaryFile(
             "w",
             dir=target.parent,
@@ -182,12 +205,10 @@ class History:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            steps = {
-                name: np.array([_number(value) for value in values], dtype=np.float64)
-                for name, values in content.pop("steps").items()
-            }
+            del content["seconds"]
+            steps, *by_rank = [_steps(each) for each in (content.pop("steps"), *content.pop("by_rank"))]
             rows = [EpochRow(**{name: _number(value) for name, value in row.items()}) for row in content.pop("epochs")]
-            return cls(steps=Steps(**steps), epochs=rows, **content)
+            return cls(steps=steps, epochs=rows, by_rank=by_rank, **content)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no training history: {error}") from error
 
@@ -246,6 +267,10 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     return str(value)
+
+
+def _steps(columns: dict[str, list[Any]]) -> Steps:
+    return Steps(**{name: np.array([_number(v) for v in column], np.float64) for name, column in columns.items()})
 
 
 def _number(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from labkit.data import Part
+from labkit.data import Batch
 from labkit.telemetry import Emitter
 
 from .history import EpochRow, Steps
@@ -23,10 +23,11 @@ __all__ = ["Recorder", "Result"]
 
 @dataclass(slots=True)
 class Result:
-    """What a step came to on this rank: its mean loss (NaN without samples) and right answers."""
+    """What a step came to on this rank: its mean loss (NaN without samples), right answers, and staleness."""
 
     loss: float = math.nan
     right: int = 0
+    staleness: int = 0
 
 
 class Recorder:
@@ -52,6 +53,7 @@ class Recorder:
         self._over = over
         self._device = device
         self._emitter = emitter
+        self._start = time.perf_counter()
         self._rows: list[tuple[float, ...]] = []
         self._mean_losses: list[float] = []
 
@@ -64,7 +66,7 @@ class Recorder:
         self._begun = time.perf_counter()
 
     @contextlib.contextmanager
-    def timed_step(self, part: Part, optim: Optimizer) -> Iterator[Result]:
+    def timed_step(self, batch: Batch, optim: Optimizer) -> Iterator[Result]:
         """Time the step in the ``with`` block, which fills in the result."""
         result = Result()
         rate = optim.param_groups[0]["lr"]
@@ -75,9 +77,10 @@ class Recorder:
         now_waited, now_moved = self._over.spent()
         wait_s, transfer_s = now_waited - waited, now_moved - moved
         compute_s = max(0.0, seconds - wait_s - transfer_s)
-        samples = len(part.indices)
-        self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, rate))
-        self._totals.append(part.total)
+        samples = len(batch.labels)
+        elapsed = time.perf_counter() - self._start
+        self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, rate, result.staleness, elapsed))
+        self._totals.append(batch.total)
         self._right += result.right
         if self._emitter is not None:
             self._emitter.log(
@@ -95,7 +98,7 @@ class Recorder:
         """Add up the epoch over all ranks, in one all-reduce; the test is still to come."""
         seconds = time.perf_counter() - self._begun
         rows = self._rows[self._first :]
-        sums = [loss * samples if samples else 0.0 for loss, _, _, _, samples, _ in rows]
+        sums = [loss * samples if samples else 0.0 for loss, _, _, _, samples, *_ in rows]
         mine = torch.tensor([*sums, self._right], dtype=torch.float64, device=self._device)
         everybody = mine.clone()
         self._over.all_reduce(everybody)
@@ -111,6 +114,7 @@ class Recorder:
             rank_accuracy=_ratio(self._right, my_images),
             seconds=seconds,
             images_per_s=_ratio(images, seconds),
+            time_s=time.perf_counter() - self._start,
         )
 
     @contextlib.contextmanager
@@ -119,12 +123,12 @@ class Recorder:
         begun = time.perf_counter()
         yield
         row.test_seconds = time.perf_counter() - begun
+        row.time_s = time.perf_counter() - self._start
 
     def steps(self) -> Steps:
         """Return all steps of the epochs that ended."""
-        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
-        loss, compute_s, wait_s, transfer_s, samples, lr = rows.T
-        return Steps(np.array(self._mean_losses), loss, compute_s, wait_s, transfer_s, samples, lr)
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 8)
+        return Steps(np.array(self._mean_losses), *rows.T)
 
 
 def _ratio(part: float, whole: float) -> float:

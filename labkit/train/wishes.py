@@ -56,11 +56,19 @@ class Wishes:
         if self._reader is None:
             return False
         if self._over.rank == 0:
-            state = self._reader.latest()
-            self._answer[0] = float(state.stop)
-            self._answer[1] = math.nan if state.lr is None else state.lr
+            self._answer[:] = torch.tensor(self.read())
         self._over.broadcast(self._answer)
-        stop, rate = self._answer.tolist()
+        return self.obey(*self._answer.tolist())
+
+    def read(self) -> tuple[float, float]:
+        """Return what is asked for now: whether to stop (0 or 1), and the learning rate, or NaN."""
+        if self._reader is None:
+            return 0.0, math.nan
+        state = self._reader.latest()
+        return float(state.stop), math.nan if state.lr is None else state.lr
+
+    def obey(self, stop: float, rate: float) -> bool:
+        """Set the learning rate that `read` returned, on whichever rank; return whether to stop."""
         for group, own in zip(self._optim.param_groups, self._rates, strict=True):
             group["lr"] = own if math.isnan(rate) else rate
         return bool(stop)

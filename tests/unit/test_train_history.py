@@ -29,10 +29,20 @@ def example() -> History:
         ),
         EpochRow(2, 1, math.inf, 0.5, math.nan, 0.5, seconds=1.0, images_per_s=10.0),
     ]
-    steps = Steps(*np.arange(21.0).reshape(7, 3))
+    steps = Steps(*np.arange(27.0).reshape(9, 3))
     steps.rank_loss[2] = math.nan
     steps.loss[1] = math.inf
-    return History(1, 4, {"dataset": "a <b> set", "lr": 0.1}, {"torch": "2"}, steps, rows, 3, "stopped early")
+    return History(
+        1,
+        4,
+        {"dataset": "a <b> set", "lr": 0.1},
+        {"torch": "2"},
+        steps,
+        rows,
+        3,
+        "stopped early",
+        [steps, Steps.empty()],
+    )
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
@@ -43,6 +53,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     assert str([asdict(row) for row in after.epochs]) == str([asdict(row) for row in before.epochs])
     for name, values in asdict(before.steps).items():
         np.testing.assert_array_equal(getattr(after.steps, name), values)
+        np.testing.assert_array_equal(getattr(after.by_rank[0], name), values)
+    assert len(after.by_rank) == 2 and len(after.by_rank[1]) == 0
     assert (after.settings, after.versions, after.copies, after.stopped) == (
         before.settings,
         before.versions,
@@ -55,6 +67,7 @@ def test_the_file_is_json_that_other_programs_read(tmp_path: Path) -> None:
     path = example().save(tmp_path / "run.json")
     content = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(constant))
     assert content["steps"]["rank_loss"][2] is None
+    assert content["seconds"] == 2.5
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(

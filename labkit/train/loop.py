@@ -1,0 +1,245 @@
+"""What a training method needs around its steps: data, times, telemetry, validation, history."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
+from labkit.telemetry import facts
+
+from .history import EpochRow, History, versions
+from .optimizers import Optimizer
+from .progress import Progress
+from .recorder import Recorder
+from .replicas import TrainError, agree, shapes
+from .settings import Settings
+from .validation import validate_shared
+from .wishes import Wishes
+
+__all__ = ["Run", "Step"]
+
+Step = Callable[[Batch], tuple[float, int]]
+"""Makes one step with this rank's batch; returns its mean loss (NaN without samples) and right answers."""
+
+
+class Run:
+    """One training run of one method, as one rank sees it; all ranks make it alike.
+
+    Used in a ``with`` statement: inside it the model is in training mode and this rank's random numbers are seeded
+    anew; after it the model's mode and the caller's random numbers are as before, and the history is whole.
+
+    Parameters
+    ----------
+    method
+        Its name.
+    model
+        This rank's replica; moved to the device and changed in place.
+    dataset
+        The same on all ranks.
+    settings
+        What all methods take.
+    own
+        The settings that only this method takes, for the history; all ranks must give the same.
+    computing
+        This rank's number among those that compute, and how many they are: the samples are spread over them.
+        Default: all ranks. A rank that computes nothing, such as a master, has number -1 and no feed.
+
+    Attributes
+    ----------
+    over
+        What carries tensors between the ranks.
+    device, dtype
+        Where the model computes, and in what.
+    feed
+        This rank's batches.
+    test
+        The test set, on the device.
+    optim
+        The optimizer of the model's parameters.
+    recorder
+        Keeps what each step did.
+    wishes
+        What the notebook's Stop button and learning-rate slider ask for.
+    history
+        What the run did.
+
+    Raises
+    ------
+    TrainError
+        On all ranks, when they were called with different things.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        model: nn.Module,
+        dataset: Dataset,
+        settings: Settings,
+        own: dict[str, Any],
+        computing: tuple[int, int] | None = None,
+    ) -> None:
+        if len(dataset.train) == 0:
+            raise ValueError("the data set has no training samples")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(f"{type(model).__name__} has no parameters to train")
+        self.model, self.dataset, self.settings = model, dataset, settings
+        self.over = settings.transport
+        self.device = settings.choose_device()
+        self.criterion = settings.criterion
+        model.to(self.device)
+        self.dtype = next(model.parameters()).dtype
+        self.test = dataset.test.to(self.device)
+        self.optim = settings.make_optimizer(model.parameters())
+        number, count = computing or (self.over.rank, self.over.size)
+        self.feed: Feed | None = None
+        if number >= 0:
+            shard = Shard(len(dataset.train), number, count, settings.batch_size, settings.seed)
+            self.feed = ShardFeed(dataset.train.to(self.device), shard)
+        described = {
+            "method": method,
+            "model": shapes(model),
+            "dataset": dataset.summary,
+            "epochs": settings.epochs,
+            "batch_size": settings.batch_size,
+            "optimizer": in_words(self.optim),
+            "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
+            **own,
+            "seed": settings.seed,
+            "validate": settings.validate,
+        }
+        agree(self.over, described)
+        facts.record("model", shapes(model).split(" (")[0])
+        facts.record("seed", f"{settings.seed} (shuffle, dropout)")
+        self.history = History(self.over.rank, self.over.size, described, versions(self.over.name))
+        self.history.settings |= {"source": dataset.source, "device": str(self.device)}
+        self.told: Progress | None = None
+        if settings.progress and self.over.rank == 0:
+            self.told = settings.progress if isinstance(settings.progress, Progress) else Progress()
+        self.wishes = Wishes(self.over, self.device, self.optim)
+        self.recorder = Recorder(self.over, self.device, self.wishes.emitter)
+        self._was_training = model.training
+        self._random = contextlib.ExitStack()
+
+    def __enter__(self) -> Run:
+        self._random.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
+        # Not the same dropout on all ranks: they would leave out the same units for all samples.
+        seeds = np.random.SeedSequence([self.settings.seed, 1 + self.over.rank])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
+        self.model.train()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._random.close()
+        self.model.train(self._was_training)
+        self.wishes.close()
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"Training was interrupted after step {self.recorder.step}; the model keeps its weights.")
+        if error is None:
+            self.history.steps = self.recorder.steps()
+            series = self.over.all_gather_object(self.history.steps)
+            self.history.by_rank = series if self.over.rank == 0 else []
+
+    def forward_and_backward(
+        self, batch: Batch, forward: Callable[[Tensor], Tensor] | None = None, weight: float = 1.0
+    ) -> tuple[float, int]:
+        """Leave the gradient of `weight` times the batch's mean loss in the model; return that loss and right answers.
+
+        Parameters
+        ----------
+        batch
+            This rank's; without samples nothing is done.
+        forward
+            What computes the output; default: the model.
+        weight
+            Factor of the loss before backward.
+        """
+        if len(batch.labels) == 0:
+            return math.nan, 0
+        output = (forward or self.model)(batch.images.to(self.dtype))
+        loss = self.criterion(output, batch.labels)
+        (loss if weight == 1 else loss * weight).backward()
+        if self.recorder.step == 0 and self.settings.loss is None:
+            check_log_probabilities(output)
+        return loss.item(), int((output.argmax(1) == batch.labels).sum())
+
+    def in_step(
+        self,
+        step: Step,
+        *,
+        after_epoch: Callable[[EpochRow], None] | None = None,
+        test: Callable[[], tuple[float, float]] | None = None,
+    ) -> None:
+        """Train with all ranks making each step together, for as many epochs as the settings say.
+
+        Parameters
+        ----------
+        step
+            Makes one step.
+        after_epoch
+            Called with the epoch's row before it is told; may change it.
+        test
+            Returns the test loss and accuracy, the same on all ranks; default: each rank tests its replica on its
+            part of the test set.
+        """
+        assert self.feed is not None
+        epochs, history = self.settings.epochs, self.history
+        for epoch in range(epochs):
+            self.model.train()
+            self.recorder.begin_epoch(epoch)
+            for number, batch in enumerate(self.feed.epoch(epoch), start=1):
+                with self.recorder.timed_step(batch, self.optim) as result:
+                    result.loss, result.right = step(batch)
+                    # Here and not before the step: the ranks are together now, and waiting for the notebook's
+                    # answer is part of the step's time.
+                    stop = self.wishes.stop()
+                if self.told is not None:
+                    self.told.step(epoch + 1, epochs, number, self.feed.steps, result.loss)
+                if stop:
+                    history.stopped = f"stopped from the notebook after step {self.recorder.step}"
+                    break
+            row = self.recorder.end_epoch()
+            if self.settings.validate:
+                with self.recorder.timed_test(row):
+                    row.test_loss, row.test_accuracy = test() if test else self.validate()
+            if after_epoch is not None:
+                after_epoch(row)
+            self.end_epoch(row)
+            if history.stopped:
+                break
+
+    def validate(self) -> tuple[float, float]:
+        """Return loss and accuracy on the test set, of which each rank takes a part; all ranks call it together."""
+        return validate_shared(self.model, self.test, self.criterion, self.over)
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Put an epoch into the history, and tell it."""
+        self.history.epochs.append(row)
+        if self.told is not None:
+            stopped = self.history.stopped
+            self.told.epoch(row.line(self.settings.epochs) + (f"  {stopped}" if stopped else ""))
+
+
+def check_log_probabilities(output: Tensor) -> None:
+    """Refuse what nll_loss would take for log-probabilities: its minimum is then minus infinity."""
+    if output.ndim != 2 or not torch.allclose(output.detach().logsumexp(1), output.new_zeros(()), atol=1e-2):
+        raise TrainError(
+            "the model does not return log-probabilities, which nll_loss needs: end its forward with "
+            "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
+        )
+
+
+def in_words(optim: Optimizer) -> str:
+    """Return an optimizer and its settings."""
+    shown = ("lr", "momentum", "betas", "weight_decay", "nesterov")
+    settings = ", ".join(f"{name}={optim.defaults[name]}" for name in shown if optim.defaults.get(name))
+    return f"{type(optim).__name__}({settings})"

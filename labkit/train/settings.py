@@ -1,0 +1,117 @@
+"""What all training methods are told alike."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from labkit import comm
+
+from .device import choose_device
+from .optimizers import SGD, Optimizer
+from .progress import Progress
+from .transport import MPITransport, Transport
+
+__all__ = ["Loss", "OptimizerFactory", "Settings"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings that every method takes by name; each method has a few of its own besides.
+
+    Attributes
+    ----------
+    epochs
+        How often to go through the training set.
+    batch_size
+        Samples of one rank at a step.
+    lr, momentum
+        Of the SGD optimizer; the defaults are those of the textbook example, small for MNIST.
+    optimizer
+        Makes another optimizer of the parameters: ``train.Adam``, or any of torch's such as
+        ``lambda p: torch.optim.AdamW(p, lr=1e-3)``; `lr` and `momentum` are then not used.
+    loss
+        Takes a batch's output and labels, returns their mean loss; default: `torch.nn.functional.nll_loss`,
+        for models that return log-probabilities.
+    seed
+        Of the shuffle and of each rank's dropout. The weights are the caller's: seed before making the model.
+    validate
+        Test after each epoch, each rank on its part of the test set.
+    progress
+        Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
+    device
+        Default: this rank's GPU where there is one, else the CPU.
+    over
+        What carries tensors between the ranks, or the communicator of those that train; default: MPI, all ranks.
+    """
+
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 1e-3
+    momentum: float = 0.85
+    optimizer: OptimizerFactory | None = None
+    loss: Loss | None = None
+    seed: int = 0
+    validate: bool = True
+    progress: bool | Progress = True
+    device: torch.device | str | None = None
+    over: Transport | comm.Communicator | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
+        for name in ("lr", "momentum"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+
+    @classmethod
+    def of(cls, method: str, given: Mapping[str, Any], own: Collection[str] = ()) -> Settings:
+        """Return `given` as settings of `method`, whose `own` settings are known, too.
+
+        Raises
+        ------
+        TypeError
+            For a name that is no setting, with the nearest one that is.
+        ValueError
+            For a value that makes no sense.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, [*known, *own], n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join([*own, *known])}"
+                raise TypeError(f"{method} has no setting {name!r}: {hint}")
+        return cls(**given)
+
+    @property
+    def transport(self) -> Transport:
+        """What carries tensors between the ranks."""
+        if self.over is None or isinstance(self.over, comm.Communicator):
+            return MPITransport(self.over)
+        return self.over
+
+    @property
+    def criterion(self) -> Loss:
+        """The loss."""
+        return self.loss or functional.nll_loss
+
+    def choose_device(self) -> torch.device:
+        """Return where this rank computes."""
+        return choose_device() if self.device is None else torch.device(self.device)
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return the optimizer of `parameters`."""
+        return self.optimizer(parameters) if self.optimizer else SGD(parameters, self.lr, self.momentum)
