@@ -5,6 +5,7 @@
 
 from .live import Live
 from .measured import bars, lines
+from .methods import over_time, staleness
 from .records import Run
 from .theme import COLOURS, PARTS, TEMPLATE
 from .training import compare, loss_per_rank, step_parts, step_time_per_rank, training
@@ -19,6 +20,8 @@ __all__ = [
     "compare",
     "lines",
     "loss_per_rank",
+    "over_time",
+    "staleness",
     "step_parts",
     "step_time_per_rank",
     "training",

@@ -114,8 +114,8 @@ _NAMES = ("step", "epoch", "time", "loss", "compute_s", "wait_s", "transfer_s", 
 
 
 def _of_history(steps: Any) -> dict[str, np.ndarray]:
-    names = ("compute_s", "wait_s", "transfer_s", "samples")
-    return _columns({"loss": steps.rank_loss, **{name: getattr(steps, name) for name in names}})
+    names = ("compute_s", "wait_s", "transfer_s", "samples", "staleness", "time_s")
+    return _columns({"loss": steps.rank_loss, **{name: getattr(steps, name) for name in names if hasattr(steps, name)}})
 
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Training over several ranks."""
 
+from .comparison import Comparison, Summary
 from .ddp import DDPGradients
 from .device import choose_device
 from .flat import FlatGradients
@@ -25,6 +26,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Alone",
+    "Comparison",
     "DDPGradients",
     "EpochRow",
     "FlatGradients",
@@ -37,6 +39,7 @@ __all__ = [
     "Run",
     "Settings",
     "Steps",
+    "Summary",
     "TorchTransport",
     "TrainError",
     "Transport",
