@@ -12,7 +12,7 @@ from .optimizers import SGD, Adam
 from .overlap import OverlappedGradients
 from .progress import Progress
 from .replicas import TrainError, replica_differences
-from .settings import Settings
+from .settings import SettingError, Settings
 from .single import single
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
@@ -37,6 +37,7 @@ __all__ = [
     "OverlappedGradients",
     "Progress",
     "Run",
+    "SettingError",
     "Settings",
     "Steps",
     "Summary",

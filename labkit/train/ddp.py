@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from .replicas import TrainError
+from .settings import SettingError
 from .transport import Transport
 
 __all__ = ["BACKENDS", "DDPGradients"]
@@ -111,7 +112,7 @@ class DDPGradients:
 def check_backend(backend: str) -> None:
     """Refuse a back end that is unknown, or that this machine has no device for."""
     if backend not in BACKENDS:
-        raise ValueError(f'backend must be "mpi", "gloo" or "nccl", not {backend!r}')
+        raise SettingError(f'backend must be "mpi", "gloo" or "nccl", not {backend!r}')
     if backend == "nccl" and not torch.cuda.is_available():
         raise TrainError('backend="nccl" needs an NVIDIA GPU, and there is none here: use backend="mpi" or "gloo"')
 

@@ -20,7 +20,7 @@ from .optimizers import Optimizer
 from .progress import Progress
 from .recorder import Recorder
 from .replicas import TrainError, agree, shapes
-from .settings import Settings
+from .settings import SettingError, Settings
 from .validation import validate_shared
 from .wishes import Wishes
 
@@ -87,9 +87,9 @@ class Run:
         computing: tuple[int, int] | None = None,
     ) -> None:
         if len(dataset.train) == 0:
-            raise ValueError("the data set has no training samples")
+            raise SettingError("the data set has no training samples")
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(f"{type(model).__name__} has no parameters to train")
+            raise SettingError(f"{type(model).__name__} has no parameters to train")
         self.model, self.dataset, self.settings = model, dataset, settings
         self.over = settings.transport
         self.device = settings.choose_device()

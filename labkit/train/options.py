@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .launched import launched_rank
 
-__all__ = ["DATASETS", "DEFAULT_INIT_METHOD", "MODEL_NAMES", "UsageError", "parse"]
+__all__ = ["DATASETS", "DEFAULT_INIT_METHOD", "METHOD_NAMES", "MODEL_NAMES", "UsageError", "parse"]
 
 DEFAULT_INIT_METHOD = "tcp://127.0.0.1:23456"
 MODEL_NAMES = ("lenet", "cnn", "dnn", "gru")
+METHOD_NAMES = ("single", "synchronous")
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "digits", "auto")
 
 
@@ -36,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; leaves with status 2 and one line when it is wrong."""
     parser = Parser(
         prog="labkit train",
-        description="Train a network on several ranks by synchronous SGD. Started alone with --world-size N, "
+        description="Train a network on several ranks. Started alone with --world-size N, "
         "it starts N ranks under mpiexec; under mpiexec, it trains on the ranks it finds.",
         epilog="With --backend gloo or nccl it can also be started by hand, once a rank, with --rank R, "
         "--world-size N and --init-method tcp://HOST:PORT.",
@@ -48,6 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=positive, default=1, metavar="E", help="rounds through the training set (1)")
     add("--init-method", default=DEFAULT_INIT_METHOD, metavar="URL", help="where gloo and nccl ranks meet")
     add("--learning-rate", type=rate, default=0.001, metavar="LR", help="step length (0.001)")
+    add("--method", choices=METHOD_NAMES, default="synchronous", help="how the ranks train together (synchronous)")
     add("--model", choices=MODEL_NAMES, default="cnn", help="the network (cnn)")
     add("--momentum", type=share, default=0.85, metavar="M", help="of --optimizer sgd (0.85)")
     add("--no-cuda", action="store_true", help="compute on the CPU even where there is a GPU")
@@ -56,6 +59,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--root", type=Path, default=None, metavar="DIR", help="data in torchvision's layout (LABKIT_DATA)")
     add("--save-history", type=Path, default=None, metavar="FILE", help="write rank 0's history there as JSON")
     add("--seed", type=natural, default=0, metavar="S", help="of weights, shuffle and dropout (0)")
+    add(
+        "--set",
+        action="append",
+        type=setting,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the method, such as sync_every=4; may be given several times",
+    )
     add("--size", type=positive, default=None, metavar="N", help="training images to take (all)")
     add(
         "--sync",
@@ -68,6 +79,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.save_history and not args.save_history.absolute().parent.is_dir():
         parser.error(f"--save-history: the folder {args.save_history.absolute().parent} is not there")
     return args
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, the value as Python writes it; what is no such value is taken for text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as sync_every=4")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _number(kind: type[int] | type[float], holds: Callable[[float], bool], wanted: str) -> Callable[[str], float]:

@@ -19,10 +19,14 @@ from .optimizers import SGD, Optimizer
 from .progress import Progress
 from .transport import MPITransport, Transport
 
-__all__ = ["Loss", "OptimizerFactory", "Settings"]
+__all__ = ["Loss", "OptimizerFactory", "SettingError", "Settings"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class SettingError(ValueError):
+    """A setting makes no sense; raised before any rank talks to another, so on all ranks that were given it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +75,11 @@ class Settings:
         for name in ("epochs", "batch_size"):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
+                raise SettingError(f"{name} must be a whole number of at least 1, not {number!r}")
         for name in ("lr", "momentum"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+                raise SettingError(f"{name} must be a finite number of at least 0, not {value!r}")
 
     @classmethod
     def of(cls, method: str, given: Mapping[str, Any], own: Collection[str] = ()) -> Settings:
@@ -85,7 +89,7 @@ class Settings:
         ------
         TypeError
             For a name that is no setting, with the nearest one that is.
-        ValueError
+        SettingError
             For a value that makes no sense.
         """
         known = [field.name for field in fields(cls)]

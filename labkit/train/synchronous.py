@@ -21,7 +21,7 @@ from .loop import Run
 from .methods import method
 from .overlap import OverlappedGradients
 from .replicas import replica_differences
-from .settings import Settings
+from .settings import SettingError, Settings
 from .transport import MPITransport, Transport
 
 __all__ = ["SYNCS", "choose_gradients", "sync_gradients", "sync_initial_weights", "synchronous"]
@@ -152,7 +152,7 @@ def synchronous(
 
     Raises
     ------
-    ValueError, TypeError
+    SettingError, TypeError
         For a setting that makes no sense, or that there is not.
     TrainError
         On all ranks, when they were called with different things.
@@ -161,7 +161,7 @@ def synchronous(
     """
     common = Settings.of("synchronous", settings, ("sync", "backend", "average", "initial_sync", "check_replicas"))
     if sync not in SYNCS:
-        raise ValueError(f'sync must be "per_parameter", "fused", "overlap" or "ddp", not {sync!r}')
+        raise SettingError(f'sync must be "per_parameter", "fused", "overlap" or "ddp", not {sync!r}')
     if sync == "ddp":
         check_backend(backend)
     own = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import inspect
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psutil
 import torch
@@ -20,6 +22,7 @@ from labkit import comm, data
 from labkit.data import DataError, Dataset
 from labkit.telemetry import facts
 
+from . import methods
 from .device import choose_device
 from .history import History
 from .launched import launched_local_size, launched_size
@@ -28,7 +31,7 @@ from .optimizers import Adam
 from .options import DEFAULT_INIT_METHOD, UsageError
 from .progress import Progress
 from .replicas import TrainError
-from .synchronous import synchronous
+from .settings import SettingError
 from .transport import Alone, MPITransport, TorchTransport, Transport
 
 __all__ = ["rank_line", "run", "times"]
@@ -56,24 +59,9 @@ def run(args: argparse.Namespace) -> History:
         torch.manual_seed(args.seed)
         facts.record("seed", f"{args.seed} (weights)")
         model = MODELS[args.model](dataset.channels, dataset.image_size, len(dataset.classes))
-        adam = functools.partial(Adam, lr=args.learning_rate)
         try:
-            history = synchronous(
-                model,
-                dataset,
-                epochs=args.epochs,
-                batch_size=args.batch_size,
-                lr=args.learning_rate,
-                momentum=args.momentum,
-                optimizer=adam if args.optimizer == "adam" else None,
-                sync=args.sync,
-                backend=args.backend,
-                seed=args.seed,
-                progress=Progress(sys.stderr),
-                device=choose_device(args.no_cuda),
-                over=over,
-            )
-        except TrainError as error:
+            history = methods.run(args.method, model, dataset, **_method_settings(args, over))
+        except (TrainError, SettingError) as error:
             raise UsageError(str(error)) from error
         lines = over.all_gather_object(rank_line(history))
         clocks = over.all_gather_object(os.times()[:4])
@@ -85,6 +73,38 @@ def run(args: argparse.Namespace) -> History:
             if args.save_history:
                 history.save(args.save_history)
         return history
+
+
+def _method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any]:
+    """Return what the method is called with.
+
+    Raises
+    ------
+    UsageError
+        For a setting that the method does not have.
+    """
+    adam = functools.partial(Adam, lr=args.learning_rate)
+    known = list(inspect.signature(methods.METHODS[args.method]).parameters)
+    settings: dict[str, Any] = {
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "lr": args.learning_rate,
+        "momentum": args.momentum,
+        "optimizer": adam if args.optimizer == "adam" else None,
+        "seed": args.seed,
+        "progress": Progress(sys.stderr),
+        "device": choose_device(args.no_cuda),
+        "over": over,
+    }
+    settings |= {name: getattr(args, name) for name in ("sync", "backend") if name in known}
+    if args.sync != "fused" and "sync" not in known:
+        raise UsageError(f"--sync {args.sync} is for --method synchronous, not for {args.method}")
+    for name, value in args.set:
+        if name not in known[2:]:
+            own = ", ".join(name for name in known[2:] if name != "settings") or "none of its own"
+            raise UsageError(f"--set {name}: {args.method} has no such setting; there are: {own}")
+        settings[name] = value
+    return settings
 
 
 def rank_line(history: History) -> str:

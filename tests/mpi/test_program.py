@@ -128,6 +128,10 @@ def test_gloo_started_by_hand_once_a_rank() -> None:
     ("options", "words"),
     [
         (["--world-size", "3"], "labkit train: --world-size 3, but mpiexec started 2 ranks"),
+        (
+            ["--set", "a=1", "--dataset", "digits"],
+            "labkit train: --set a: synchronous has no such setting; there are: sync",
+        ),
         (["--root", "/no/such/folder"], "labkit train: root is /no/such/folder, which is not there"),
     ],
 )

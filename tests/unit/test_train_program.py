@@ -7,8 +7,8 @@ import os
 import pytest
 
 from labkit import data
-from labkit.train import program
-from labkit.train.options import DATASETS, parse
+from labkit.train import METHODS, program
+from labkit.train.options import DATASETS, METHOD_NAMES, parse
 from labkit.train.worker import times
 
 
@@ -22,6 +22,12 @@ def test_the_defaults_are_the_documents() -> None:
     args = parse([])
     assert (args.backend, args.batch_size, args.epochs, args.learning_rate) == ("mpi", 128, 1, 0.001)
     assert (args.init_method, args.no_cuda) == ("tcp://127.0.0.1:23456", False)
+
+
+def test_it_knows_every_method_and_reads_their_settings() -> None:
+    assert set(METHOD_NAMES) == set(METHODS)
+    given = parse(["--set", "sync_every=4", "--set", "name=x y", "--set", "a=(1, 2.5)"]).set
+    assert given == [("sync_every", 4), ("name", "x y"), ("a", (1, 2.5))]
 
 
 def test_it_knows_the_data_sets_that_load_knows() -> None:
@@ -41,6 +47,8 @@ def test_it_knows_the_data_sets_that_load_knows() -> None:
         (["--dataset", "mnits"], "--dataset: invalid choice: 'mnits'"),
         (["--no-such"], "unrecognized arguments: --no-such"),
         (["--save-history", "/no/such/folder/x.json"], "the folder /no/such/folder is not there"),
+        (["--method", "downpur"], "--method: invalid choice: 'downpur'"),
+        (["--set", "4"], "--set: '4' is not NAME=VALUE, such as sync_every=4"),
         (["--rank", "1", "--world-size", "2"], "--rank is for --backend gloo or nccl"),
         (["--rank", "2", "--world-size", "2", "--backend", "gloo"], "--rank 2 is not below --world-size 2"),
         (["--backend", "nccl", "--no-cuda"], "nccl needs an NVIDIA GPU, and --no-cuda was given"),
