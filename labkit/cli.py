@@ -173,13 +173,15 @@ def launch_training(world_size: int, arguments: list[str]) -> int:
     """Run the training program on `world_size` ranks; gives its exit status."""
     from labkit.cluster import preflight
     from labkit.cluster.implementations import mpiexec_command
+    from labkit.cluster.processes import tied_to_parent
     from labkit.cluster.profiles import profile_folder
 
     preflight.require(world_size, profile_folder("local"))
     command, environment = mpiexec_command(world_size)
     if sys.stderr.isatty():  # mpiexec stands between the ranks and the terminal, so they cannot see it
         environment["LABKIT_PROGRESS"] = "rewrite"
-    world = subprocess.Popen([*command, sys.executable, "-m", "labkit.train", *arguments], env=environment)
+    program = [*tied_to_parent(), *command, sys.executable, "-m", "labkit.train", *arguments]
+    world = subprocess.Popen(program, env=environment)
     try:
         return world.wait()
     except KeyboardInterrupt:

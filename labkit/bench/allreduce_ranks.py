@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -39,23 +38,20 @@ def main(path: str, quick: bool) -> None:
     """Measure, and let rank 0 write everything as JSON to the file `path`."""
     torch.set_num_threads(1)
     rows = []
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        groups = _process_groups(comm.broadcast_object(folder))
-        settle()
-        for nbytes in SIZES[:3] if quick else SIZES:
-            us = _compare(_ways(nbytes // 4, groups), QUICK_ROUNDS if quick else ROUNDS)
-            rows.append({"nbytes": nbytes, "us": us})
-        for group in groups.values():
-            dist.destroy_process_group(group)
-        comm.barrier()  # the folder is rank 0's
+    groups = _process_groups()
+    settle()
+    for nbytes in SIZES[:3] if quick else SIZES:
+        us = _compare(_ways(nbytes // 4, groups), QUICK_ROUNDS if quick else ROUNDS)
+        rows.append({"nbytes": nbytes, "us": us})
+    for group in groups.values():
+        dist.destroy_process_group(group)
     if comm.rank == 0:
         Path(path).write_text(json.dumps(rows))
 
 
-def _process_groups(folder: str) -> dict[str, Any]:
+def _process_groups() -> dict[str, Any]:
     """Groups of all ranks: torch.distributed's own back end gloo, and labkit's."""
-    rank, size = comm.rank, comm.size
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method="mpi://")
     groups: dict[str, Any] = {"gloo": dist.group.WORLD}
     # By its other name, which stands for the whole group: "mpi" beside gloo is one of a group's several back ends.
     groups["torch mpi"] = dist.new_group(backend="labkit", timeout=timedelta(seconds=60))

@@ -10,6 +10,7 @@ from typing import Any
 
 from labkit.bench import Goal, Outcome, spread
 from labkit.cluster.implementations import find
+from labkit.cluster.processes import tied_to_parent
 
 __all__ = ["run"]
 
@@ -30,11 +31,16 @@ def labkit_start() -> tuple[float, float]:
 
 
 def plain_start() -> tuple[float, float]:
-    """The same by `ipyparallel.Cluster(engines="mpi")` with its own defaults."""
+    """The same by `ipyparallel.Cluster(engines="mpi")` with its own defaults; only that it ends with this process."""
     import ipyparallel
+    from ipyparallel.cluster.launcher import ipcontroller_cmd_argv
+    from traitlets.config import Config
 
+    tied = Config()
+    tied.MPIEngineSetLauncher.mpi_cmd = [*tied_to_parent(), "mpiexec"]
+    tied.LocalControllerLauncher.controller_cmd = [*tied_to_parent(), *ipcontroller_cmd_argv]
     begin = time.perf_counter()
-    cluster = ipyparallel.Cluster(engines="mpi", n=RANKS, log_level=40)
+    cluster = ipyparallel.Cluster(engines="mpi", n=RANKS, log_level=40, config=tied)
     client = cluster.start_and_connect_sync()
     client[:].execute(CELL, block=True)
     ready = time.perf_counter()

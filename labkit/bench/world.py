@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from labkit.cluster.implementations import mpiexec_command
+from labkit.cluster.worlds import running
 
 __all__ = ["measure"]
 
@@ -18,7 +16,8 @@ __all__ = ["measure"]
 def measure(module: str, ranks: int, *, quick: bool, limit_s: float, variables: Mapping[str, str] | None = None) -> Any:
     """What rank 0 of ``mpiexec -n RANKS python -m MODULE FILE [--quick]`` writes to FILE as JSON.
 
-    `variables` are added to the ranks' environment.
+    `variables` are added to the ranks' environment. However this call ends, and when this process is killed, its ranks
+    end with it.
 
     Raises
     ------
@@ -27,18 +26,12 @@ def measure(module: str, ranks: int, *, quick: bool, limit_s: float, variables: 
     subprocess.TimeoutExpired
         When they take longer than `limit_s` seconds.
     """
-    command, environment = mpiexec_command(ranks)
-    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        answer = Path(folder) / "answer.json"
-        done = subprocess.run(
-            [*command, sys.executable, "-m", module, str(answer), *(["--quick"] if quick else [])],
-            env=environment | dict(variables or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit_s,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the benchmark's {ranks} ranks ended with status {done.returncode}:\n{done.stdout}")
-        return json.loads(answer.read_text())
+    # The answer comes in memory that has a name only here: nothing is left on disk, however this ends.
+    with open(os.memfd_create("labkit-answer"), encoding="utf-8") as answer:
+        path = f"/proc/{os.getpid()}/fd/{answer.fileno()}"
+        program = [sys.executable, "-m", module, path, *(["--quick"] if quick else [])]
+        with running(ranks, program, variables) as world:
+            said, _ = world.communicate(timeout=limit_s)
+        if world.returncode != 0:
+            raise RuntimeError(f"the benchmark's {ranks} ranks ended with status {world.returncode}:\n{said}")
+        return json.load(answer)

@@ -7,7 +7,6 @@ cluster tab, by `labkit.start()` or by ``ipcluster start`` is the same.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,9 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 from traitlets import Bool, default
 
 from labkit.cluster.implementations import find
+from labkit.cluster.processes import tied_to_parent
 
 __all__ = ["ControllerLauncher", "RanksLauncher"]
-
-
-def tied_to_parent() -> list[str]:
-    """Command prefix under which a process gets SIGTERM when the process that started it dies.
-
-    Without it a killed kernel leaves controller, launcher, ranks and their shared memory behind.  Empty where
-    util-linux' ``setpriv`` is missing.
-    """
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM"] if setpriv else []
 
 
 class ControllerLauncher(LocalControllerLauncher):

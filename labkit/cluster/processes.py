@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ProcessMark", "await_end", "lives", "members", "send"]
+__all__ = ["ProcessMark", "await_end", "lives", "marked", "members", "send", "tied_to_parent"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,12 @@ def members(cluster_id: str) -> list[psutil.Process]:
     ipyparallel names the cluster in the environment of controller and launcher, and all that they start inherits it:
     the controller's helpers, ranks that never registered, programs that a cell started.
     """
-    name = f"IPP_CLUSTER_ID={cluster_id}".encode()
+    return marked("IPP_CLUSTER_ID", cluster_id)
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Every living process of yours, besides this one, that has `value` for `variable` in its environment."""
+    name = f"{variable}={value}".encode()
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         # A process that is gone by now, or another user's, cannot be read.
@@ -79,3 +85,13 @@ def await_end(processes: Iterable[psutil.Process], limit_s: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def tied_to_parent() -> list[str]:
+    """Command prefix under which a process gets SIGTERM when the process that started it dies.
+
+    Without it a killed kernel leaves controller, launcher, ranks and their shared memory behind.  Empty where
+    util-linux' ``setpriv`` is missing.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM"] if setpriv else []
