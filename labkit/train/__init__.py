@@ -16,6 +16,7 @@ from .settings import SettingError, Settings
 from .single import single
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
+from .updates import FlatParameters, Updater
 from .validation import validate_shared
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DDPGradients",
     "EpochRow",
     "FlatGradients",
+    "FlatParameters",
     "GRUClassifier",
     "History",
     "LeNet",
@@ -44,6 +46,7 @@ __all__ = [
     "TorchTransport",
     "TrainError",
     "Transport",
+    "Updater",
     "choose_device",
     "count_parameters",
     "method",

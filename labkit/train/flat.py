@@ -57,6 +57,12 @@ class FlatGradients:
 
     def all_reduce(self, over: Transport, op: str = "mean") -> None:
         """Replace every rank's gradients by the ranks' mean (or ``"sum"``)."""
+        self.gather()
+        for buffer in self.buffers:
+            over.all_reduce(buffer, op)
+
+    def gather(self) -> None:
+        """Copy back the gradients that something replaced by tensors of their own."""
         for parameter, view in self._views:
             if parameter.grad is not view:
                 if parameter.grad is None:
@@ -65,8 +71,6 @@ class FlatGradients:
                     view.copy_(parameter.grad)
                 parameter.grad = view
                 self.copies += 1
-        for buffer in self.buffers:
-            over.all_reduce(buffer, op)
 
     def release(self) -> None:
         """Give the parameters' gradients up, as after ``zero_grad(set_to_none=True)``."""
