@@ -22,13 +22,14 @@ __all__ = ["NAMES", "RANKED", "Goal", "Outcome", "machine", "run", "spread"]
 NAMES = {
     "allreduce": "all-reduce in shared memory against one local copy, mpi4py and gloo, 8 B to 64 MB",
     "epoch": "images a second of training on 1 and 2 ranks, with and without communication",
+    "methods": "every training method on 4 ranks: accuracy, seconds, images a second, share of communication",
     "start": "time from labkit.start(4) to the first %%px answer, against a plain ipyparallel MPI cluster",
     "step": "what each way to reduce gradients adds to a training step, for three models, beside DDP on gloo",
     "telemetry": "cost of logging a step at the rank, events sent and received, memory of the bounded store",
     "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
 
-RANKED = ("allreduce", "epoch", "step")
+RANKED = ("allreduce", "epoch", "methods", "step")
 """Those that can be asked to measure on worlds of other sizes."""
 
 
