@@ -1,5 +1,6 @@
 """Training over several ranks."""
 
+from .checkpoint import CheckpointError, load_checkpoint
 from .comparison import Comparison, Summary
 from .ddp import DDPGradients
 from .device import choose_device
@@ -18,6 +19,7 @@ from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .updates import FlatParameters, Updater
 from .validation import validate_shared
+from .validator import Validator
 
 __all__ = [
     "CNN",
@@ -27,6 +29,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Alone",
+    "CheckpointError",
     "Comparison",
     "DDPGradients",
     "EpochRow",
@@ -47,8 +50,10 @@ __all__ = [
     "TrainError",
     "Transport",
     "Updater",
+    "Validator",
     "choose_device",
     "count_parameters",
+    "load_checkpoint",
     "method",
     "replica_differences",
     "run",

@@ -79,7 +79,7 @@ class EpochRow:
     test_loss, test_accuracy
         Over the whole test set, which the ranks share; NaN without validation.
     seconds, test_seconds
-        Wall-clock time of the training and of the test.
+        Wall-clock time of the training, and how long it stood still for the test.
     images_per_s
         Training images of all ranks a second.
     replica_difference

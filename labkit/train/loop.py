@@ -16,12 +16,14 @@ from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
 from labkit.telemetry import facts
 
 from .history import EpochRow, History, versions
-from .optimizers import Optimizer
+from .optimizers import in_words
 from .progress import Progress
 from .recorder import Recorder
 from .replicas import TrainError, agree, shapes
+from .resume import Checkpoints
 from .settings import SettingError, Settings
-from .validation import validate_shared
+from .stopping import Stopping
+from .validator import Validator
 from .wishes import Wishes
 
 __all__ = ["Run", "Step"]
@@ -70,6 +72,10 @@ class Run:
         What the notebook's Stop button and learning-rate slider ask for.
     history
         What the run did.
+    together
+        Whether all ranks step together; else rank 0 is a master, and calls `end_epoch` and `finish` alone.
+    validator
+        Tests the model; `end_epoch` fills in what its thread has found, if it has one.
 
     Raises
     ------
@@ -107,39 +113,52 @@ class Run:
             "method": method,
             "model": shapes(model),
             "dataset": dataset.summary,
-            "epochs": settings.epochs,
             "batch_size": settings.batch_size,
             "optimizer": in_words(self.optim),
             "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
             **own,
             "seed": settings.seed,
-            "validate": settings.validate,
+            **settings.around(),
         }
         agree(self.over, described)
+        self.described = described
+        self.together = computing is None
         facts.record("model", shapes(model).split(" (")[0])
         facts.record("seed", f"{settings.seed} (shuffle, dropout)")
-        self.history = History(self.over.rank, self.over.size, described, versions(self.over.name))
+        self.history = History(self.over.rank, self.over.size, dict(described), versions(self.over.name))
         self.history.settings |= {"source": dataset.source, "device": str(self.device)}
         self.told: Progress | None = None
         if settings.progress and self.over.rank == 0:
             self.told = settings.progress if isinstance(settings.progress, Progress) else Progress()
         self.wishes = Wishes(self.over, self.device, self.optim)
         self.recorder = Recorder(self.over, self.device, self.wishes.emitter)
+        self.validator = Validator(
+            settings.validate, model, self.test, self.criterion, self.over, together=self.together
+        )
+        self._stopping = Stopping(settings.target, settings.early_stopping)
+        self._checkpoints: Checkpoints | None = None
         self._was_training = model.training
-        self._random = contextlib.ExitStack()
+        self._around = contextlib.ExitStack()
 
     def __enter__(self) -> Run:
-        self._random.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
-        # Not the same dropout on all ranks: they would leave out the same units for all samples.
-        seeds = np.random.SeedSequence([self.settings.seed, 1 + self.over.rank])
-        torch.manual_seed(int(seeds.generate_state(1)[0]))
-        self.model.train()
+        with contextlib.ExitStack() as around:
+            around.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
+            # Not the same dropout on all ranks: they would leave out the same units for all samples.
+            seeds = np.random.SeedSequence([self.settings.seed, 1 + self.over.rank])
+            torch.manual_seed(int(seeds.generate_state(1)[0]))
+            if self.settings.checkpoint is not None or self.settings.restore:
+                self._checkpoints = Checkpoints(self)
+                around.callback(self._checkpoints.close)
+            self.validator.begin()
+            around.callback(self.validator.close)
+            self.model.train()
+            self._around = around.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._random.close()
+        self._around.close()
         self.model.train(self._was_training)
         self.wishes.close()
         if isinstance(error, KeyboardInterrupt):
@@ -193,10 +212,14 @@ class Run:
         """
         assert self.feed is not None
         epochs, history = self.settings.epochs, self.history
-        for epoch in range(epochs):
+        first, done = self.resume()
+        for epoch in range(first, epochs):
+            if history.stopped:
+                break
             self.model.train()
-            self.recorder.begin_epoch(epoch)
-            for number, batch in enumerate(self.feed.epoch(epoch), start=1):
+            if done == 0:
+                self.recorder.begin_epoch(epoch)
+            for number, batch in enumerate(self.feed.epoch(epoch, done), start=done + 1):
                 with self.recorder.timed_step(batch, self.optim) as result:
                     result.loss, result.right = step(batch)
                     # Here and not before the step: the ranks are together now, and waiting for the notebook's
@@ -204,29 +227,73 @@ class Run:
                     stop = self.wishes.stop()
                 if self.told is not None:
                     self.told.step(epoch + 1, epochs, number, self.feed.steps, result.loss)
+                if self._checkpoints is not None:
+                    self._checkpoints.after_step(epoch, number, stop=stop)
                 if stop:
                     history.stopped = f"stopped from the notebook after step {self.recorder.step}"
                     break
+            done = 0
             row = self.recorder.end_epoch()
-            if self.settings.validate:
-                with self.recorder.timed_test(row):
-                    row.test_loss, row.test_accuracy = test() if test else self.validate()
+            self.validate(row, test)
             if after_epoch is not None:
                 after_epoch(row)
             self.end_epoch(row)
-            if history.stopped:
-                break
+        self.finish()
 
-    def validate(self) -> tuple[float, float]:
-        """Return loss and accuracy on the test set, of which each rank takes a part; all ranks call it together."""
-        return validate_shared(self.model, self.test, self.criterion, self.over)
+    def resume(self) -> tuple[int, int]:
+        """Go on from the checkpoint in the settings, if there is one; all ranks call it, with the model ready to step.
+
+        Returns
+        -------
+        epoch, steps
+            The epoch to begin with, from 0, and its steps that are made already.
+        """
+        if self._checkpoints is None:
+            return 0, 0
+        first, done = self._checkpoints.restore()
+        rows = self.history.epochs
+        if rows and done == 0 and math.isnan(rows[-1].test_loss):
+            self.validate(rows[-1])  # its thread was still at it when the checkpoint was written
+        self.history.stopped = self._stopping.reason(rows)
+        return first, done
+
+    def validate(self, row: EpochRow, test: Callable[[], tuple[float, float]] | None = None) -> None:
+        """Test the model, and put loss and accuracy into `row`, or leave that to the validator's thread.
+
+        All ranks call it, or the master alone. `test` is as in `in_step`.
+        """
+        if self.settings.validate:
+            with self.recorder.timed_test(row):
+                self.validator.test(row, test)
 
     def end_epoch(self, row: EpochRow) -> None:
-        """Put an epoch into the history, and tell it."""
-        self.history.epochs.append(row)
+        """Put an epoch into the history, tell it, write a checkpoint, decide whether to stop (`History.stopped`).
+
+        All ranks call it, or the master alone.
+        """
+        history, cut_short = self.history, self.history.stopped is not None
+        history.epochs.append(row)
+        self.collect_tests()
+        history.stopped = history.stopped or self._stopping.reason(history.epochs)
         if self.told is not None:
-            stopped = self.history.stopped
-            self.told.epoch(row.line(self.settings.epochs) + (f"  {stopped}" if stopped else ""))
+            self.told.epoch(row.line(self.settings.epochs) + (f"  {history.stopped}" if history.stopped else ""))
+        if self._checkpoints is not None and not cut_short:
+            last = row.epoch == self.settings.epochs or history.stopped is not None
+            self._checkpoints.after_epoch(row, last=last)
+
+    def collect_tests(self, outstanding: int | None = None) -> None:
+        """Fill in what the validator's thread has found; wait until no more than `outstanding` tests are under way."""
+        for row in self.validator.collect(self.history.epochs, outstanding):
+            if self.told is not None and row is not self.history.epochs[-1]:
+                self.told.epoch(f"epoch {row.epoch}: test loss {row.test_loss:.4f}  accuracy {row.test_accuracy:.2%}")
+
+    def finish(self) -> None:
+        """At the end, when there are no more steps: wait for the last test. All ranks call it, or the master alone."""
+        if self.settings.validate == "thread" and self.history.epochs:
+            with self.recorder.timed_test(self.history.epochs[-1]):
+                self.collect_tests(outstanding=0)
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
 
 def check_log_probabilities(output: Tensor) -> None:
@@ -236,10 +303,3 @@ def check_log_probabilities(output: Tensor) -> None:
             "the model does not return log-probabilities, which nll_loss needs: end its forward with "
             "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
         )
-
-
-def in_words(optim: Optimizer) -> str:
-    """Return an optimizer and its settings."""
-    shown = ("lr", "momentum", "betas", "weight_decay", "nesterov")
-    settings = ", ".join(f"{name}={optim.defaults[name]}" for name in shown if optim.defaults.get(name))
-    return f"{type(optim).__name__}({settings})"

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,13 +57,16 @@ class Recorder:
         self._start = time.perf_counter()
         self._rows: list[tuple[float, ...]] = []
         self._mean_losses: list[float] = []
+        self._totals: list[int] = []
+        self._epoch = self._first = self._right = 0
+        self._begun = self._start
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin epoch number `epoch`, from 0."""
         self._epoch = epoch
         self._first = len(self._rows)
         self._right = 0
-        self._totals: list[int] = []
+        self._totals = []
         self._begun = time.perf_counter()
 
     @contextlib.contextmanager
@@ -119,11 +123,35 @@ class Recorder:
 
     @contextlib.contextmanager
     def timed_test(self, row: EpochRow) -> Iterator[None]:
-        """Time the test in the ``with`` block."""
+        """Time the test in the ``with`` block, or a part of it."""
         begun = time.perf_counter()
         yield
-        row.test_seconds = time.perf_counter() - begun
+        row.test_seconds += time.perf_counter() - begun
         row.time_s = time.perf_counter() - self._start
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the steps so far, and how far the epoch is."""
+        now = time.perf_counter()
+        return {
+            "rows": torch.tensor(self._rows, dtype=torch.float64),
+            "mean_losses": torch.tensor(self._mean_losses, dtype=torch.float64),
+            "totals": torch.tensor(self._totals, dtype=torch.int64),
+            "step": self.step,
+            "epoch": self._epoch,
+            "first": self._first,
+            "right": self._right,
+            "elapsed_s": now - self._start,
+            "epoch_elapsed_s": now - self._begun,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned, as if no time had passed since."""
+        now = time.perf_counter()
+        self._rows = [tuple(row) for row in state["rows"].tolist()]
+        self._mean_losses, self._totals = state["mean_losses"].tolist(), state["totals"].tolist()
+        self.step, self._epoch = state["step"], state["epoch"]
+        self._first, self._right = state["first"], state["right"]
+        self._start, self._begun = now - state["elapsed_s"], now - state["epoch_elapsed_s"]
 
     def steps(self) -> Steps:
         """Return all steps of the epochs that ended."""

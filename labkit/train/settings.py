@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +16,13 @@ from torch.nn import functional
 
 from labkit import comm
 
+from .checkpoint import LATEST, PREVIOUS, Every
 from .device import choose_device
 from .optimizers import SGD, Optimizer
 from .progress import Progress
+from .stopping import Stopping
 from .transport import MPITransport, Transport
+from .validation import WAYS
 
 __all__ = ["Loss", "OptimizerFactory", "SettingError", "Settings"]
 
@@ -50,7 +55,20 @@ class Settings:
     seed
         Of the shuffle and of each rank's dropout. The weights are the caller's: seed before making the model.
     validate
-        Test after each epoch, each rank on its part of the test set.
+        Test after each epoch: ``"distributed"``, each rank on its part of the test set; ``"inline"``, rank 0 while the
+        others wait; ``"thread"``, a thread of rank 0 while all train on, so that results come later; True: as suits
+        the method; False: never.
+    target
+        Stop once it is reached: ``"val_acc,>,0.97"``; see `labkit.train.stopping`.
+    early_stopping
+        Stop when it gets no better: ``"val_loss,~<,4"``, when the test loss has not become smaller for 4 epochs.
+    checkpoint
+        A folder of this run's own, where rank 0 keeps the latest checkpoint, the one before it and the best one.
+    checkpoint_every
+        Epochs from one checkpoint to the next, or seconds: ``"30s"``. There is one at the end in any case.
+    restore
+        Go on from a checkpoint: a file, or a folder whose latest is taken; True: from the folder `checkpoint` if there
+        is one in it, else begin. Training with the same settings then goes on as if it had never ended.
     progress
         Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
     device
@@ -66,7 +84,12 @@ class Settings:
     optimizer: OptimizerFactory | None = None
     loss: Loss | None = None
     seed: int = 0
-    validate: bool = True
+    validate: bool | str = True
+    target: str | None = None
+    early_stopping: str | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int | str = 1
+    restore: str | os.PathLike[str] | bool = False
     progress: bool | Progress = True
     device: torch.device | str | None = None
     over: Transport | comm.Communicator | None = None
@@ -80,6 +103,15 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise SettingError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if self.validate not in (True, False, *WAYS):
+            raise SettingError(f"validate must be True, False or one of {', '.join(WAYS)}, not {self.validate!r}")
+        try:
+            Stopping(self.target, self.early_stopping, tested=bool(self.validate))
+            Every.parse(self.checkpoint_every)
+        except ValueError as error:
+            raise SettingError(str(error)) from error
+        if self.restore is True and self.checkpoint is None:
+            raise SettingError("restore=True goes on from the folder in checkpoint, and there is none: name a file")
 
     @classmethod
     def of(cls, method: str, given: Mapping[str, Any], own: Collection[str] = ()) -> Settings:
@@ -111,6 +143,25 @@ class Settings:
     def criterion(self) -> Loss:
         """The loss."""
         return self.loss or functional.nll_loss
+
+    def restore_path(self) -> Path | None:
+        """Return what to go on from; None: begin. Looks into the folder: for the rank that writes there."""
+        if self.restore is True and self.checkpoint is not None:
+            folder = Path(self.checkpoint)
+            return folder if (folder / LATEST).exists() or (folder / PREVIOUS).exists() else None
+        return Path(self.restore) if isinstance(self.restore, str | os.PathLike) else None
+
+    def around(self) -> dict[str, Any]:
+        """Return the settings that change no step, but what happens around the steps."""
+        return {
+            "epochs": self.epochs,
+            "validate": self.validate,
+            "target": self.target,
+            "early_stopping": self.early_stopping,
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "checkpoint_every": self.checkpoint_every,
+            "restore": self.restore if isinstance(self.restore, bool) else str(self.restore),
+        }
 
     def choose_device(self) -> torch.device:
         """Return where this rank computes."""

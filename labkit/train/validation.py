@@ -12,8 +12,11 @@ from labkit.data import Tensors, share
 
 from .transport import Transport
 
-__all__ = ["validate_shared"]
+__all__ = ["WAYS", "validate_shared"]
 
+WAYS = ("distributed", "inline", "thread")
+"""``"distributed"``: each rank tests its part; ``"inline"``: rank 0 tests all while the others wait; ``"thread"``: a
+thread of rank 0 does, while all train on."""
 BATCH = 500
 """Images at a time: large enough to be quick, small enough to stay in a core's cache."""
 
