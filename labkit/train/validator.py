@@ -146,7 +146,8 @@ class Validator:
         device = next(self._model.parameters()).device
         answer = torch.zeros(2, dtype=torch.float64, device=device)
         if self._over.rank == 0:
-            answer[:] = torch.tensor(validate_shared(self._model, self._samples, self._loss, Alone()))
+            found = validate_shared(self._model, self._samples, self._loss, Alone())
+            answer[:] = torch.tensor(found, dtype=torch.float64)
         if self._together:
             self._over.broadcast(answer)
         row.test_loss, row.test_accuracy = answer.tolist()
