@@ -16,7 +16,7 @@ from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
 from labkit.telemetry import facts
 
 from .history import EpochRow, History, versions
-from .optimizers import Optimizer
+from .optimizers import in_words
 from .progress import Progress
 from .recorder import Recorder
 from .replicas import TrainError, agree, shapes
@@ -242,10 +242,3 @@ def check_log_probabilities(output: Tensor) -> None:
             "the model does not return log-probabilities, which nll_loss needs: end its forward with "
             "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
         )
-
-
-def in_words(optim: Optimizer) -> str:
-    """Return an optimizer and its settings."""
-    shown = ("lr", "momentum", "betas", "weight_decay", "nesterov")
-    settings = ", ".join(f"{name}={optim.defaults[name]}" for name in shown if optim.defaults.get(name))
-    return f"{type(optim).__name__}({settings})"

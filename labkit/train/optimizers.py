@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SGD", "Adam", "Optimizer"]
+__all__ = ["SGD", "Adam", "Optimizer", "in_words"]
 
 
 class Optimizer(Protocol):
@@ -24,6 +24,14 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Change the parameters by their gradients."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the state by the parameter's number, and the groups' settings."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Go on from what `state_dict` returned."""
         ...
 
 
@@ -61,6 +69,17 @@ class SGD:
                         velocity.mul_(group["momentum"]).add_(parameter.grad)
                     direction = velocity
                 parameter.add_(direction, alpha=-group["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the velocities by the parameter's number, and the settings. The tensors are the optimizer's own."""
+        numbers = _numbers(self.param_groups)
+        state = {numbers[parameter]: {"velocity": velocity} for parameter, velocity in self._velocity.items()}
+        return {"state": state, "param_groups": _settings(self.param_groups)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned, with copies of its tensors."""
+        parameters = _load_settings(self.param_groups, state_dict)
+        self._velocity = {parameters[i]: _like(parameters[i], s["velocity"]) for i, s in state_dict["state"].items()}
 
 
 class Adam:
@@ -108,3 +127,49 @@ class Adam:
                 first.lerp_(grad, 1 - beta1)
                 second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
                 parameter.addcdiv_(first, second.sqrt().div_(correction).add_(group["eps"]), value=-size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments by the parameter's number, the steps and the settings. The tensors are the optimizer's."""
+        numbers = _numbers(self.param_groups)
+        state = {numbers[p]: {"first": first, "second": second} for p, (first, second) in self._moments.items()}
+        return {"state": state, "steps": self._steps, "param_groups": _settings(self.param_groups)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned, with copies of its tensors."""
+        parameters = _load_settings(self.param_groups, state_dict)
+        self._steps = state_dict["steps"]
+        self._moments = {
+            parameters[i]: (_like(parameters[i], s["first"]), _like(parameters[i], s["second"]))
+            for i, s in state_dict["state"].items()
+        }
+
+
+def in_words(optim: Optimizer) -> str:
+    """Return an optimizer and its settings."""
+    shown = ("lr", "momentum", "betas", "weight_decay", "nesterov")
+    settings = ", ".join(f"{name}={optim.defaults[name]}" for name in shown if optim.defaults.get(name))
+    return f"{type(optim).__name__}({settings})"
+
+
+def _numbers(groups: list[dict[str, Any]]) -> dict[nn.Parameter, int]:
+    """Count the parameters through all groups, as torch's optimizers do in their state."""
+    return {parameter: number for number, parameter in enumerate(p for group in groups for p in group["params"])}
+
+
+def _settings(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    numbers = _numbers(groups)
+    return [{**group, "params": [numbers[parameter] for parameter in group["params"]]} for group in groups]
+
+
+def _load_settings(groups: list[dict[str, Any]], state_dict: dict[str, Any]) -> list[nn.Parameter]:
+    """Take over the groups' settings; return the parameters by number."""
+    saved = state_dict["param_groups"]
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        raise ValueError("the state is that of an optimizer of other parameters")
+    for group, theirs in zip(groups, saved, strict=True):
+        group.update({name: value for name, value in theirs.items() if name != "params"})
+    return list(_numbers(groups))
+
+
+def _like(parameter: nn.Parameter, saved: Tensor) -> Tensor:
+    return saved.detach().to(parameter.device, parameter.dtype, copy=True)
