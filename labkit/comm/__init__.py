@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from labkit.comm.p2p import irecv, isend, probe, recv, send, sendrecv
     from labkit.comm.reductions import all_reduce, reduce, reduce_scatter, scan
     from labkit.comm.requests import Message, Request
+    from labkit.comm.surviving import survivors
     from labkit.comm.variable import all_gatherv, gatherv, scatterv
     from labkit.comm.waiting import Spent, Wait, deadline, spent, waiting_now
     from labkit.comm.windows import shared_zeros
@@ -83,6 +84,7 @@ __all__ = [
     "shared_zeros",
     "size",
     "spent",
+    "survivors",
     "waiting_now",
     "world",
 ]
@@ -102,6 +104,7 @@ _HOME = {
     "p2p": ["irecv", "isend", "probe", "recv", "send", "sendrecv"],
     "requests": ["Message", "Request"],
     "reductions": ["all_reduce", "reduce", "reduce_scatter", "scan"],
+    "surviving": ["survivors"],
     "variable": ["all_gatherv", "gatherv", "scatterv"],
     "waiting": ["Spent", "Wait", "deadline", "spent", "waiting_now"],
     "windows": ["shared_zeros"],

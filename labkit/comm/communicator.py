@@ -70,6 +70,8 @@ class Communicator:
         self.calls: dict[Any, Call] = {}
         self.abandoned: str | None = None
         """Why no collective can run here any more."""
+        self.root: Plain | None = None
+        """What it was made from, where ranks had died before (see `labkit.comm.surviving`); nothing is sent there."""
         self.inbox = Inbox(mpi)
         self.in_flight: set[Any] = set()
         self.sweep_at = 64

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from labkit.comm import watched
+from labkit.comm import surviving, watched
 from labkit.comm.communicator import communicators, rank_and_size
 from labkit.comm.requests import Request
 from labkit.comm.torch_calls import torch_wait
@@ -81,6 +81,8 @@ def state() -> RankState:
         tuple(under_way),
         entered,
         history,
+        surviving.bears(),
+        surviving.without(),
     )
 
 

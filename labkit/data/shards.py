@@ -48,6 +48,9 @@ class Shard:
         Samples a rank takes at a step: the global batch has ``size * batch_size``.
     seed
         Seed of the shuffle; the same on all ranks.
+    global_batch
+        Samples that all ranks take together at a step; default: ``size * batch_size``. Given where the steps of an
+        epoch must stay the same although ranks come and go.
 
     Raises
     ------
@@ -66,6 +69,7 @@ class Shard:
     size: int
     batch_size: int
     seed: int = 0
+    global_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.n < 0:
@@ -74,20 +78,27 @@ class Shard:
             raise DataError(f"there is no rank {self.rank} among {self.size} ranks (0…{self.size - 1})")
         if self.batch_size < 1:
             raise DataError(f"the batch size must be at least 1, not {self.batch_size}")
+        if self.global_batch is not None and self.global_batch < 1:
+            raise DataError(f"the global batch must have at least 1 sample, not {self.global_batch}")
         if self.seed < 0:
             raise DataError(f"the seed must be at least 0, not {self.seed}")
 
     @property
+    def together(self) -> int:
+        """Samples that all ranks take together at a step, but for the last."""
+        return self.global_batch or self.size * self.batch_size
+
+    @property
     def steps(self) -> int:
         """Steps in an epoch, the same on every rank: n / (size · batch_size), rounded up."""
-        return -(-self.n // (self.size * self.batch_size))
+        return -(-self.n // self.together)
 
     def epoch(self, number: int) -> Iterator[Part]:
         """Go through epoch `number` (from 0), shuffled in an order of its own."""
         state = np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
         order = torch.randperm(self.n, generator=generator)
-        for batch in order.split(self.size * self.batch_size):
+        for batch in order.split(self.together):
             first, last = share(len(batch), self.rank, self.size)
             if len(batch):  # an empty data set is split into one empty batch
                 yield Part(batch[first:last], len(batch))

@@ -98,6 +98,10 @@ class RankState:
         How many collectives it has entered on each communicator, by the communicator's name.
     history
         The signatures of its last collectives on each communicator; the last entry is number ``entered[name]``.
+    bears
+        Whether it goes on when another rank dies now.
+    without
+        World ranks that have died and that it has gone on without.
     """
 
     rank: int
@@ -112,6 +116,8 @@ class RankState:
     under_way: tuple[Wait, ...] = ()
     entered: dict[str, int] = field(default_factory=dict)
     history: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    bears: bool = False
+    without: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -126,5 +132,6 @@ class RankState:
                 "wait": None if values["wait"] is None else Wait.from_json(values["wait"]),
                 "under_way": tuple(Wait.from_json(part) for part in values["under_way"]),
                 "history": {name: tuple(signatures) for name, signatures in values["history"].items()},
+                "without": tuple(values["without"]),
             }
         )

@@ -139,6 +139,7 @@ class Run:
         self._checkpoints: Checkpoints | None = None
         self._was_training = model.training
         self._around = contextlib.ExitStack()
+        self._collected = False
 
     def __enter__(self) -> Run:
         with contextlib.ExitStack() as around:
@@ -163,10 +164,15 @@ class Run:
         self.wishes.close()
         if isinstance(error, KeyboardInterrupt):
             error.add_note(f"Training was interrupted after step {self.recorder.step}; the model keeps its weights.")
-        if error is None:
-            self.history.steps = self.recorder.steps()
-            series = self.over.all_gather_object(self.history.steps)
-            self.history.by_rank = series if self.over.rank == 0 else []
+        if error is None and not self._collected:
+            self.collect()
+
+    def collect(self) -> None:
+        """Make the history whole, with every rank's steps; done by itself at the end. All ranks call it together."""
+        self.history.steps = self.recorder.steps()
+        series = self.over.all_gather_object(self.history.steps)
+        self.history.by_rank = series if self.over.rank == 0 else []
+        self._collected = True
 
     def forward_and_backward(
         self, batch: Batch, forward: Callable[[Tensor], Tensor] | None = None, weight: float = 1.0

@@ -24,11 +24,16 @@ __all__ = ["Recorder", "Result"]
 
 @dataclass(slots=True)
 class Result:
-    """What a step came to on this rank: its mean loss (NaN without samples), right answers, and staleness."""
+    """What a step came to on this rank: its mean loss (NaN without samples), right answers, and staleness.
+
+    `together` has the sum of the losses and the right answers of all ranks' samples, where the step itself added them
+    up. If all steps of an epoch did, its end needs no other rank: one that died since has been counted.
+    """
 
     loss: float = math.nan
     right: int = 0
     staleness: int = 0
+    together: tuple[float, float] | None = None
 
 
 class Recorder:
@@ -60,6 +65,7 @@ class Recorder:
         self._totals: list[int] = []
         self._epoch = self._first = self._right = 0
         self._begun = self._start
+        self._together: list[tuple[float, float]] = []
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin epoch number `epoch`, from 0."""
@@ -67,6 +73,7 @@ class Recorder:
         self._first = len(self._rows)
         self._right = 0
         self._totals = []
+        self._together = []
         self._begun = time.perf_counter()
 
     @contextlib.contextmanager
@@ -86,6 +93,8 @@ class Recorder:
         self._rows.append((result.loss, compute_s, wait_s, transfer_s, samples, rate, result.staleness, elapsed))
         self._totals.append(batch.total)
         self._right += result.right
+        if result.together is not None:
+            self._together.append(result.together)
         if self._emitter is not None:
             self._emitter.log(
                 step=self.step,
@@ -99,15 +108,18 @@ class Recorder:
         self.step += 1
 
     def end_epoch(self) -> EpochRow:
-        """Add up the epoch over all ranks, in one all-reduce; the test is still to come."""
+        """Add up the epoch over all ranks, in at most one all-reduce; the test is still to come. May be repeated."""
         seconds = time.perf_counter() - self._begun
         rows = self._rows[self._first :]
         sums = [loss * samples if samples else 0.0 for loss, _, _, _, samples, *_ in rows]
-        mine = torch.tensor([*sums, self._right], dtype=torch.float64, device=self._device)
-        everybody = mine.clone()
-        self._over.all_reduce(everybody)
-        *all_sums, all_right = everybody.tolist()
-        self._mean_losses += [total / n for total, n in zip(all_sums, self._totals, strict=True)]
+        if len(self._together) == len(rows):
+            all_sums, all_right = [loss for loss, _ in self._together], sum(right for _, right in self._together)
+        else:
+            mine = torch.tensor([*sums, self._right], dtype=torch.float64, device=self._device)
+            self._over.all_reduce(mine)
+            *all_sums, all_right = mine.tolist()
+        means = [total / n for total, n in zip(all_sums, self._totals, strict=True)]
+        self._mean_losses[self._first :] = means
         images, my_images = sum(self._totals), int(sum(row[4] for row in rows))
         return EpochRow(
             epoch=self._epoch + 1,
