@@ -26,6 +26,7 @@ NAMES = {
     "start": "time from labkit.start(4) to the first %%px answer, against a plain ipyparallel MPI cluster",
     "step": "what each way to reduce gradients adds to a training step, for three models, beside DDP on gloo",
     "telemetry": "cost of logging a step at the rank, events sent and received, memory of the bounded store",
+    "update": "applying an update by loop, foreach, fused and on flat parameters; workers that a master can serve",
     "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
 

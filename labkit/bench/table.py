@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -22,16 +23,18 @@ def cell(value: Any) -> str:
 
 
 def show(outcome: Outcome) -> None:
-    """Print rows and goals."""
+    """Print rows, those with other columns as a table of their own, and goals."""
     console = Console(width=140)
     about = machine()
-    table = Table(title=f"{outcome.bench} · {about['cpu']}, {about['cores']} cores", title_justify="left")
-    columns = list(dict.fromkeys(key for row in outcome.rows for key in row))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in outcome.rows:
-        table.add_row(*(cell(row.get(column)) for column in columns))
-    console.print(table)
+    title = f"{outcome.bench} · {about['cpu']}, {about['cores']} cores"
+    for columns, rows in groupby(outcome.rows, key=tuple):
+        table = Table(title=title, title_justify="left")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="left" if number == 0 else "right")
+        for row in rows:
+            table.add_row(*map(cell, row.values()))
+        console.print(table)
+        title = ""
     for goal in outcome.goals:
         sign = "≤" if goal.at_most else "≥"
         console.print(

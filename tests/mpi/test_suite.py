@@ -11,6 +11,7 @@ from tests.mpi.launch import run
 CASES = "tests/mpi/cases"
 OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_rank_too"
 STACK = f"{CASES}/check_dist_stack.py"
+MASTER = f"{CASES}/check_update_bench.py"
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
     [
         # torch's optimizers, and what else it builds on torch.distributed, take each rank long to load: one world
         # shows what they have to show.
-        (1, [CASES, "--deselect", OPTIMIZERS, "--ignore", STACK]),
+        (1, [CASES, "--deselect", OPTIMIZERS, "--ignore", STACK, "--ignore", MASTER]),
         (2, [*WAITING, OPTIMIZERS]),
         (3, [CASES, "--deselect", OPTIMIZERS]),
         (4, WAITING),
