@@ -14,11 +14,12 @@ import torch
 
 from labkit.telemetry import facts
 
+from .dataset import Dataset
 from .digits import load_digits
 from .download import cache_folder, fetch
 from .errors import DataError, NotAvailableError
 from .idx import read_idx
-from .tensors import Dataset, Tensors
+from .tensors import Tensors
 
 __all__ = ["NAMES", "load"]
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from .tensors import Dataset, Tensors
+from .dataset import Dataset
+from .tensors import Tensors
 
 __all__ = ["DEFAULT_SIZE", "load_digits"]
 

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     Attributes
     ----------
     images
-        float32, n×…, normalised; n may be 0.
+        n×…, normalised, float32 or the dtype asked for; n may be 0.
     labels
         int64, n.
     total
@@ -58,7 +58,7 @@ class Feed(Protocol):
 
 
 class ShardFeed:
-    """Equal parts of samples in memory.
+    """A rank's part, equal or by weight, of samples in memory.
 
     Parameters
     ----------
@@ -66,13 +66,16 @@ class ShardFeed:
         All samples, the same on every rank.
     shard
         Which of them this rank takes.
+    dtype
+        Floating-point type of the images; default: float32, or what they are where they were normalised before.
     """
 
     together = True
 
-    def __init__(self, samples: Tensors, shard: Shard) -> None:
+    def __init__(self, samples: Tensors, shard: Shard, dtype: torch.dtype | None = None) -> None:
         self.samples = samples
         self.shard = shard
+        self.dtype = dtype
 
     @property
     def steps(self) -> int:
@@ -83,4 +86,4 @@ class ShardFeed:
         """Go through epoch `number`, beginning with batch `first`."""
         for index, part in enumerate(self.shard.epoch(number)):
             if index >= first:
-                yield Batch(*self.samples.batch(part.indices), part.total)
+                yield Batch(*self.samples.batch(part.indices, self.dtype), part.total)

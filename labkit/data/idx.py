@@ -6,19 +6,21 @@ read-only, and a rank is spared the import of torchvision, which takes longer th
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import numpy as np
 import torch
 
 from .errors import DataError
 
-__all__ = ["read_idx"]
+__all__ = ["idx_shape", "read_idx"]
 
 UNSIGNED_BYTE = 0x08  # the type code of the format; MNIST has no other
 CURE = "Delete the file and load the data set again, or copy it anew."
@@ -45,24 +47,47 @@ def read_idx(path: Path, dimensions: int) -> torch.Tensor:
         When the file is truncated, too long, no IDX file or no whole gzip file; the message has the bytes
         expected and found.
     """
+    with _opened(path) as file:
+        shape = _header(path, file, dimensions)
+        if isinstance(file, gzip.GzipFile):
+            return torch.from_numpy(_unpack(path, file, shape))
+        _check_size(path, file, shape)
+        return torch.from_numpy(np.fromfile(file, dtype=np.uint8)).reshape(shape)
+
+
+def idx_shape(path: Path, dimensions: int) -> tuple[int, ...]:
+    """Return the shape of what `read_idx` reads, from the header alone.
+
+    Raises
+    ------
+    DataError
+        As `read_idx` does, but that a packed file is truncated shows only when it is read.
+    """
+    with _opened(path) as file:
+        shape = _header(path, file, dimensions)
+        if not isinstance(file, gzip.GzipFile):
+            _check_size(path, file, shape)
+        return shape
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """Open a file, packed or not; whatever goes wrong with it meanwhile names it."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rb") as packed:
-                shape = _header(path, packed, dimensions)
-                return torch.from_numpy(_unpack(path, packed, shape))
-        with path.open("rb") as file:
-            shape = _header(path, file, dimensions)
-            offset = file.tell()
-            expected, found = offset + math.prod(shape), path.stat().st_size
-            if found != expected:
-                raise DataError(_wrong_size(path, shape, expected, found))
-            return torch.from_numpy(np.fromfile(file, dtype=np.uint8)).reshape(shape)
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path} is a truncated or corrupt gzip file ({path.stat().st_size:,} bytes: {error}). {CURE}"
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _check_size(path: Path, file: BinaryIO, shape: tuple[int, ...]) -> None:
+    expected, found = file.tell() + math.prod(shape), path.stat().st_size
+    if found != expected:
+        raise DataError(_wrong_size(path, shape, expected, found))
 
 
 def _header(path: Path, file: IO[bytes] | gzip.GzipFile, dimensions: int) -> tuple[int, ...]:

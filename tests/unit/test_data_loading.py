@@ -27,12 +27,10 @@ from labkit.data import DataError, NotAvailableError, download
 from labkit.data.datasets import KNOWN
 from labkit.telemetry import facts
 
+from .sample_files import idx
+
 TRAIN, TEST = 30, 10
 FOLDER = os.environ.get("LABKIT_DATA")  # before the fixture below hides it
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x0800 | array.ndim, *array.shape) + array.tobytes()
 
 
 def write_mnist(root: Path, folder: str = "MNIST", packed: bool = False) -> Path:

@@ -1,0 +1,166 @@
+"""Pieces of a data set handed out one by one: whoever is quicker takes more of them.
+
+The master keeps the `WorkQueue`; each worker has a `QueueFeed`, which asks it. How the question gets there is the
+training method's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .errors import DataError
+from .feeds import Batch
+from .prefetch import read_ahead
+from .shards import shuffled
+from .tensors import Tensors
+
+__all__ = ["QueueFeed", "WorkQueue"]
+
+log = logging.getLogger("labkit.data")
+
+
+class WorkQueue:
+    """Which pieces are still to be had, and who has which; kept by the master.
+
+    A worker asks one piece ahead: it asks for the next when it begins with one. So when it asks, it is through with all
+    that it had except for the latest. When it was told that there is no more and asks again, it is through with that,
+    too. The workers need not be in the same epoch.
+
+    Parameters
+    ----------
+    pieces
+        Files, or chunks of a data set in memory, numbered from 0.
+    seed
+        Seed of the order in which they are handed out, another one each epoch.
+
+    Examples
+    --------
+    >>> queue = WorkQueue(pieces=3)
+    >>> handed = [queue.next(worker=1, epoch=0), queue.next(worker=2, epoch=0)]
+    >>> queue.give_back(worker=1) == [(0, handed[0])]
+    True
+    >>> queue.next(worker=2, epoch=0) == handed[0]      # it comes first
+    True
+    """
+
+    def __init__(self, pieces: int, seed: int = 0) -> None:
+        if pieces < 1:
+            raise DataError(f"a queue needs at least one piece to hand out, not {pieces}")
+        if seed < 0:
+            raise DataError(f"the seed must be at least 0, not {seed}")
+        self._pieces = pieces
+        self._seed = seed
+        self._left: dict[int, deque[int]] = {}  # by epoch
+        self._held: dict[int, list[tuple[int, int]]] = {}  # by worker: (epoch, piece)
+        self._turned_away: set[int] = set()
+
+    def next(self, worker: int, epoch: int) -> int | None:
+        """Return the number of the piece that `worker` shall take next in `epoch`; None when none is left."""
+        held = self._held.get(worker, [])
+        through = worker in self._turned_away or any(earlier < epoch for earlier, _ in held)
+        held = [] if through else held[-1:]
+        left = self._of(epoch)
+        piece = left.popleft() if left else None
+        if piece is None:
+            self._turned_away.add(worker)
+        else:
+            self._turned_away.discard(worker)
+            held.append((epoch, piece))
+        self._held[worker] = held
+        return piece
+
+    def give_back(self, worker: int) -> list[tuple[int, int]]:
+        """Take back what `worker` has, since it died; return it as (epoch, piece).
+
+        Whoever asks next is given it; so a worker that was through with the epoch must begin it again, should all be.
+        A piece that the dead worker had begun is begun anew.
+        """
+        held = self._held.pop(worker, [])
+        self._turned_away.discard(worker)
+        for epoch, piece in reversed(held):
+            self._of(epoch).appendleft(piece)
+        return held
+
+    def held(self, worker: int) -> list[tuple[int, int]]:
+        """Return what `worker` has and is not known to be through with, as (epoch, piece)."""
+        return list(self._held.get(worker, []))
+
+    def done(self, epoch: int) -> bool:
+        """Return whether every piece of `epoch` was handed out and worked through."""
+        return not self._of(epoch) and not any(epoch == e for held in self._held.values() for e, _ in held)
+
+    def _of(self, epoch: int) -> deque[int]:
+        if epoch not in self._left:
+            self._left[epoch] = deque(shuffled(self._pieces, self._seed, epoch, 0).tolist())
+        return self._left[epoch]
+
+
+class QueueFeed:
+    """A worker's batches, of the pieces that the master hands it; each piece is shuffled.
+
+    Each worker goes at its own pace. While it trains on one piece, the next is read. The last batch of a piece may be
+    smaller than the others.
+
+    Parameters
+    ----------
+    ask
+        Takes the epoch, asks the master and returns its answer: a piece's number, or None when none is left. Called in
+        the thread that iterates.
+    load
+        Takes epoch and piece, returns the samples; a `DataError` in their place is told and the piece left out.
+        Called in a thread of its own.
+    batch_size
+        Samples of a batch.
+    seed
+        Of the shuffle.
+    dtype
+        Floating-point type of the images; default: float32, or what they are where they were normalised before.
+    """
+
+    together = False
+    steps = 0
+
+    def __init__(
+        self,
+        ask: Callable[[int], int | None],
+        load: Callable[[int, int], Tensors | DataError],
+        batch_size: int,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"the batch size must be at least 1, not {batch_size}")
+        self._ask = ask
+        self._load = load
+        self._batch_size = batch_size
+        self._seed = seed
+        self._dtype = dtype
+
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        """Go through what the master hands out in epoch `number`.
+
+        Raises
+        ------
+        DataError
+            When `first` is not 0: who takes which piece is never twice the same, so that there is no batch to go on
+            from.
+        """
+        if first:
+            raise DataError("an epoch that a queue hands out can only be begun anew, not in its middle")
+        return self._batches(number)
+
+    def _batches(self, number: int) -> Iterator[Batch]:
+        def load(piece: int) -> tuple[int, Tensors | DataError]:
+            return piece, self._load(number, piece)
+
+        for piece, samples in read_ahead(lambda: self._ask(number), load):
+            if isinstance(samples, DataError):
+                log.warning("left out: %s", samples)
+                continue
+            for indices in shuffled(len(samples), self._seed, number, 1 + piece).split(self._batch_size):
+                yield Batch(*samples.batch(indices, self._dtype), len(indices))
+            del samples  # before the next is asked for, and read into memory
