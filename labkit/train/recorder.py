@@ -117,13 +117,22 @@ class Recorder:
             time_s=time.perf_counter() - self._start,
         )
 
+    def end_own_epoch(self) -> None:
+        """End an epoch in which each rank makes steps of its own: no rank's step belongs to another's."""
+        self._mean_losses += [row[0] for row in self._rows[self._first :]]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._start
+
     @contextlib.contextmanager
     def timed_test(self, row: EpochRow) -> Iterator[None]:
         """Time the test in the ``with`` block."""
         begun = time.perf_counter()
         yield
         row.test_seconds = time.perf_counter() - begun
-        row.time_s = time.perf_counter() - self._start
+        row.time_s = self.elapsed
 
     def steps(self) -> Steps:
         """Return all steps of the epochs that ended."""
