@@ -1,9 +1,15 @@
 """Training over several ranks."""
 
+from .averaging import averaging
+from .backup_workers import backup_workers
 from .comparison import Comparison, Summary
 from .ddp import DDPGradients
 from .device import choose_device
+from .downpour import downpour
+from .easgd import easgd
 from .flat import FlatGradients
+from .flat_weights import FlatWeights
+from .gem import gem
 from .history import EpochRow, History, Steps
 from .loop import Run
 from .methods import METHODS, method, run
@@ -30,6 +36,7 @@ __all__ = [
     "DDPGradients",
     "EpochRow",
     "FlatGradients",
+    "FlatWeights",
     "GRUClassifier",
     "History",
     "LeNet",
@@ -44,8 +51,13 @@ __all__ = [
     "TorchTransport",
     "TrainError",
     "Transport",
+    "averaging",
+    "backup_workers",
     "choose_device",
     "count_parameters",
+    "downpour",
+    "easgd",
+    "gem",
     "method",
     "replica_differences",
     "run",
