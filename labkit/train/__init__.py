@@ -1,10 +1,16 @@
 """Training over several ranks."""
 
+from .averaging import averaging
+from .backup_workers import backup_workers
 from .checkpoint import CheckpointError, load_checkpoint
 from .comparison import Comparison, Summary
 from .ddp import DDPGradients
 from .device import choose_device
+from .downpour import downpour
+from .easgd import easgd
 from .flat import FlatGradients
+from .flat_weights import FlatWeights
+from .gem import gem
 from .history import EpochRow, History, Steps
 from .loop import Run
 from .methods import METHODS, method, run
@@ -35,6 +41,7 @@ __all__ = [
     "EpochRow",
     "FlatGradients",
     "FlatParameters",
+    "FlatWeights",
     "GRUClassifier",
     "History",
     "LeNet",
@@ -51,8 +58,13 @@ __all__ = [
     "Transport",
     "Updater",
     "Validator",
+    "averaging",
+    "backup_workers",
     "choose_device",
     "count_parameters",
+    "downpour",
+    "easgd",
+    "gem",
     "load_checkpoint",
     "method",
     "replica_differences",

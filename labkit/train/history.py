@@ -27,7 +27,7 @@ class Steps:
     Attributes
     ----------
     loss
-        Mean over all ranks' samples.
+        Mean over all ranks' samples; over this rank's where each goes at its own pace.
     rank_loss
         Mean over this rank's samples; NaN where it had none.
     compute_s, wait_s, transfer_s
@@ -71,7 +71,7 @@ class EpochRow:
     epoch
         From 1.
     steps
-        Steps made.
+        Steps made; where each rank goes at its own pace, by all of them.
     loss, accuracy
         Over all ranks' training samples, as they were seen.
     rank_loss, rank_accuracy

@@ -201,6 +201,7 @@ class Run:
         self,
         step: Step,
         *,
+        after_steps: Callable[[], None] | None = None,
         after_epoch: Callable[[EpochRow], None] | None = None,
         test: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
@@ -210,6 +211,8 @@ class Run:
         ----------
         step
             Makes one step.
+        after_steps
+            Called after an epoch's last step, before the model is tested.
         after_epoch
             Called with the epoch's row before it is told; may change it.
         test
@@ -239,6 +242,8 @@ class Run:
                     history.stopped = f"stopped from the notebook after step {self.recorder.step}"
                     break
             done = 0
+            if after_steps is not None:
+                after_steps()
             row = self.recorder.end_epoch()
             self.validate(row, test)
             if after_epoch is not None:
@@ -258,7 +263,7 @@ class Run:
             return 0, 0
         first, done = self._checkpoints.restore()
         rows = self.history.epochs
-        if rows and done == 0 and math.isnan(rows[-1].test_loss):
+        if rows and done == 0 and math.isnan(rows[-1].test_loss) and (self.together or self.over.rank == 0):
             self.validate(rows[-1])  # its thread was still at it when the checkpoint was written
         self.history.stopped = self._stopping.reason(rows)
         return first, done
@@ -286,6 +291,11 @@ class Run:
         if self._checkpoints is not None and not cut_short:
             last = row.epoch == self.settings.epochs or history.stopped is not None
             self._checkpoints.after_epoch(row, last=last)
+
+    def after_update(self) -> None:
+        """Write a checkpoint, where it is time by the clock; the master calls it alone."""
+        if self._checkpoints is not None:
+            self._checkpoints.after_update(len(self.history.epochs))
 
     def collect_tests(self, outstanding: int | None = None) -> None:
         """Fill in what the validator's thread has found; wait until no more than `outstanding` tests are under way."""

@@ -133,13 +133,22 @@ class Recorder:
             time_s=time.perf_counter() - self._start,
         )
 
+    def end_own_epoch(self) -> None:
+        """End an epoch in which each rank makes steps of its own: no rank's step belongs to another's."""
+        self._mean_losses += [row[0] for row in self._rows[self._first :]]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._start
+
     @contextlib.contextmanager
     def timed_test(self, row: EpochRow) -> Iterator[None]:
         """Time the test in the ``with`` block, or a part of it."""
         begun = time.perf_counter()
         yield
         row.test_seconds += time.perf_counter() - begun
-        row.time_s = time.perf_counter() - self._start
+        row.time_s = self.elapsed
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the steps so far, and how far the epoch is."""

@@ -42,7 +42,8 @@ class Checkpoints:
     Parameters
     ----------
     run
-        The run. Where it has a master, its rank 0 alone calls `after_epoch`; everything else is called by all ranks.
+        The run. Where it has a master, its rank 0 alone calls `after_update` and `after_epoch`; all else is called by
+        all ranks.
 
     Raises
     ------
@@ -105,6 +106,12 @@ class Checkpoints:
         if stop or self._due[0]:
             self.write(epoch, steps)
 
+    def after_update(self, epoch: int) -> None:
+        """After an update of a master's weights, within `epoch` (from 0): write where it is time."""
+        due = self._every.seconds is not None and time.monotonic() - self._written >= self._every.seconds
+        if due and self._folder is not None:
+            self.write(epoch, 0, within=True)
+
     def after_epoch(self, row: EpochRow, *, last: bool) -> None:
         """After an epoch whose row is in the history: write where it is time; `last`: always."""
         if self._run.settings.checkpoint is None:
@@ -124,15 +131,18 @@ class Checkpoints:
         if self._run.settings.checkpoint is not None:
             self._keep_best()
 
-    def write(self, epoch: int, steps: int) -> None:
-        """Write a checkpoint from which a run goes on with epoch number `epoch` (from 0) after `steps` steps of it."""
+    def write(self, epoch: int, steps: int, *, within: bool = False) -> None:
+        """Write a checkpoint from which a run goes on with epoch number `epoch` (from 0) after `steps` steps of it.
+
+        `within`: the weights have seen more of that epoch than `steps` says, and are not those that were tested.
+        """
         run = self._run
         # Results of earlier epochs, which a run that goes on could not compute again.
         run.collect_tests(outstanding=1 if steps == 0 else 0)
         content = self._gather()
         if self._folder is not None and content is not None:
             try:
-                self._folder.write(content | {"epoch": epoch, "step": steps}, epoch if steps == 0 else None)
+                self._folder.write(content | {"epoch": epoch, "step": steps}, None if steps or within else epoch)
             except OSError as error:
                 self._warn(f"after epoch {epoch}, step {steps}", error)
         self._written = time.monotonic()
