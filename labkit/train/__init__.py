@@ -15,6 +15,7 @@ from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .settings import SettingError, Settings
 from .single import single
+from .slow import Load, Pause
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .updates import FlatParameters, Updater
@@ -38,8 +39,10 @@ __all__ = [
     "GRUClassifier",
     "History",
     "LeNet",
+    "Load",
     "MPITransport",
     "OverlappedGradients",
+    "Pause",
     "Progress",
     "Run",
     "SettingError",
