@@ -69,6 +69,8 @@ class Settings:
     restore
         Go on from a checkpoint: a file, or a folder whose latest is taken; True: from the folder `checkpoint` if there
         is one in it, else begin. Training with the same settings then goes on as if it had never ended.
+    monitor
+        Sample each rank's processor time, memory and GPU once a second, into the history.
     progress
         Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
     device
@@ -90,6 +92,7 @@ class Settings:
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = 1
     restore: str | os.PathLike[str] | bool = False
+    monitor: bool = False
     progress: bool | Progress = True
     device: torch.device | str | None = None
     over: Transport | comm.Communicator | None = None
@@ -160,6 +163,7 @@ class Settings:
             "early_stopping": self.early_stopping,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "checkpoint_every": self.checkpoint_every,
+            "monitor": self.monitor,
             "restore": self.restore if isinstance(self.restore, bool) else str(self.restore),
         }
 
