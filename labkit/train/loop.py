@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
 from labkit.telemetry import facts
 
+from .batch_size import choose_batch_size
 from .history import EpochRow, History, versions
 from .models import check_log_probabilities
 from .monitor import Monitor
@@ -62,6 +63,8 @@ class Run:
         What carries tensors between the ranks.
     device, dtype
         Where the model computes, and in what.
+    batch_size
+        Samples of one rank at a step, found out if the settings say so.
     feed
         This rank's batches.
     test
@@ -106,16 +109,17 @@ class Run:
         self.dtype = next(model.parameters()).dtype
         self.test = dataset.test.to(self.device)
         self.optim = settings.make_optimizer(model.parameters())
+        self.batch_size = choose_batch_size(settings, model, dataset, self.device, self.over)
         number, count = computing or (self.over.rank, self.over.size)
         self.feed: Feed | None = None
         if number >= 0:
-            shard = Shard(len(dataset.train), number, count, settings.batch_size, settings.seed)
+            shard = Shard(len(dataset.train), number, count, self.batch_size, settings.seed)
             self.feed = ShardFeed(dataset.train.to(self.device), shard)
         described = {
             "method": method,
             "model": shapes(model),
             "dataset": dataset.summary,
-            "batch_size": settings.batch_size,
+            "batch_size": self.batch_size,
             "optimizer": in_words(self.optim),
             "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
             **own,

@@ -43,7 +43,7 @@ class Settings:
     epochs
         How often to go through the training set.
     batch_size
-        Samples of one rank at a step.
+        Samples of one rank at a step; ``"auto"``: as `labkit.train.find_batch_size` finds, anew in each run.
     lr, momentum
         Of the SGD optimizer; the defaults are those of the textbook example, small for MNIST.
     optimizer
@@ -80,7 +80,7 @@ class Settings:
     """
 
     epochs: int = 1
-    batch_size: int = 64
+    batch_size: int | str = 64
     lr: float = 1e-3
     momentum: float = 0.85
     optimizer: OptimizerFactory | None = None
@@ -100,6 +100,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             number = getattr(self, name)
+            if name == "batch_size" and number == "auto":
+                continue
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise SettingError(f"{name} must be a whole number of at least 1, not {number!r}")
         for name in ("lr", "momentum"):
