@@ -2,6 +2,7 @@
 
 from .averaging import averaging
 from .backup_workers import backup_workers
+from .batch_size import BatchSize, find_batch_size
 from .checkpoint import CheckpointError, load_checkpoint
 from .comparison import Comparison, Summary
 from .ddp import DDPGradients
@@ -36,6 +37,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Alone",
+    "BatchSize",
     "CheckpointError",
     "Comparison",
     "DDPGradients",
@@ -68,6 +70,7 @@ __all__ = [
     "downpour",
     "easgd",
     "gem",
+    "find_batch_size",
     "load_checkpoint",
     "method",
     "replica_differences",

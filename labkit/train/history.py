@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from .monitor import Resources
+
 __all__ = ["EpochRow", "History", "Steps", "versions"]
 
 
@@ -139,6 +141,8 @@ class History:
         Why it ended early, or None.
     by_rank
         Every rank's steps, on rank 0; elsewhere empty.
+    resources
+        What every rank's process used of the machine, on rank 0 and with ``monitor=True``; else empty.
     """
 
     rank: int
@@ -150,6 +154,7 @@ class History:
     copies: int = 0
     stopped: str | None = None
     by_rank: list[Steps] = field(default_factory=list)
+    resources: list[Resources] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -207,8 +212,9 @@ class History:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             del content["seconds"]
             steps, *by_rank = [_steps(each) for each in (content.pop("steps"), *content.pop("by_rank"))]
+            resources = [Resources(**_arrays(each)) for each in content.pop("resources", [])]
             rows = [EpochRow(**{name: _number(value) for name, value in row.items()}) for row in content.pop("epochs")]
-            return cls(steps=steps, epochs=rows, by_rank=by_rank, **content)
+            return cls(steps=steps, epochs=rows, by_rank=by_rank, resources=resources, **content)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no training history: {error}") from error
 
@@ -270,7 +276,11 @@ def _plain(value: Any) -> Any:
 
 
 def _steps(columns: dict[str, list[Any]]) -> Steps:
-    return Steps(**{name: np.array([_number(v) for v in column], np.float64) for name, column in columns.items()})
+    return Steps(**_arrays(columns))
+
+
+def _arrays(columns: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array([_number(value) for value in column], np.float64) for name, column in columns.items()}
 
 
 def _number(value: Any) -> Any:

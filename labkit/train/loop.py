@@ -17,11 +17,14 @@ from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
 from labkit.telemetry import facts
 
 from . import slow
+from .batch_size import choose_batch_size
 from .history import EpochRow, History, versions
+from .models import check_log_probabilities
+from .monitor import Monitor
 from .optimizers import in_words
 from .progress import Progress
 from .recorder import Recorder
-from .replicas import TrainError, agree, shapes
+from .replicas import agree, shapes
 from .resume import Checkpoints
 from .settings import SettingError, Settings
 from .stopping import Stopping
@@ -62,6 +65,8 @@ class Run:
         What carries tensors between the ranks.
     device, dtype
         Where the model computes, and in what.
+    batch_size
+        Samples of one rank at a step, found out if the settings say so.
     feed
         This rank's batches.
     test
@@ -106,16 +111,17 @@ class Run:
         self.dtype = next(model.parameters()).dtype
         self.test = dataset.test.to(self.device)
         self.optim = settings.make_optimizer(model.parameters())
+        self.batch_size = choose_batch_size(settings, model, dataset, self.device, self.over)
         number, count = computing or (self.over.rank, self.over.size)
         self.feed: Feed | None = None
         if number >= 0:
-            shard = Shard(len(dataset.train), number, count, settings.batch_size, settings.seed)
+            shard = Shard(len(dataset.train), number, count, self.batch_size, settings.seed)
             self.feed = ShardFeed(dataset.train.to(self.device), shard)
         described = {
             "method": method,
             "model": shapes(model),
             "dataset": dataset.summary,
-            "batch_size": settings.batch_size,
+            "batch_size": self.batch_size,
             "optimizer": in_words(self.optim),
             "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
             **own,
@@ -140,6 +146,7 @@ class Run:
         self._slowed = self._slow(settings)
         self._stopping = Stopping(settings.target, settings.early_stopping)
         self._checkpoints: Checkpoints | None = None
+        self._monitor: Monitor | None = None
         self._was_training = model.training
         self._around = contextlib.ExitStack()
         self._collected = False
@@ -153,6 +160,9 @@ class Run:
             if self.settings.checkpoint is not None or self.settings.restore:
                 self._checkpoints = Checkpoints(self)
                 around.callback(self._checkpoints.close)
+            if self.settings.monitor:
+                self._monitor = Monitor(self.device)
+                around.callback(self._monitor.close)
             self.validator.begin()
             around.callback(self.validator.close)
             around.callback(self._slowed.close)
@@ -176,6 +186,9 @@ class Run:
         self.history.steps = self.recorder.steps()
         series = self.over.all_gather_object(self.history.steps)
         self.history.by_rank = series if self.over.rank == 0 else []
+        if self._monitor is not None:
+            resources = self.over.all_gather_object(self._monitor.resources())
+            self.history.resources = resources if self.over.rank == 0 else []
         self._collected = True
 
     def forward_and_backward(
@@ -324,12 +337,3 @@ class Run:
                 self.collect_tests(outstanding=0)
         if self._checkpoints is not None:
             self._checkpoints.finish()
-
-
-def check_log_probabilities(output: Tensor) -> None:
-    """Refuse what nll_loss would take for log-probabilities: its minimum is then minus infinity."""
-    if output.ndim != 2 or not torch.allclose(output.detach().logsumexp(1), output.new_zeros(()), atol=1e-2):
-        raise TrainError(
-            "the model does not return log-probabilities, which nll_loss needs: end its forward with "
-            "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
-        )
