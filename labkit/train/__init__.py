@@ -14,6 +14,7 @@ from .flat_weights import FlatWeights
 from .gem import gem
 from .history import EpochRow, History, Steps
 from .loop import Run
+from .matrices import matrices
 from .methods import METHODS, method, run
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
@@ -72,6 +73,7 @@ __all__ = [
     "gem",
     "find_batch_size",
     "load_checkpoint",
+    "matrices",
     "method",
     "replica_differences",
     "run",
