@@ -19,12 +19,14 @@ from .methods import METHODS, method, run
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
 from .overlap import OverlappedGradients
+from .pipeline import pipeline
 from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .settings import SettingError, Settings
 from .single import single
 from .slow import Load, Pause
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
+from .tensor_parallel import split_layers, tensor_parallel, whole_state_dict
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .updates import FlatParameters, Updater
 from .validation import validate_shared
@@ -75,11 +77,15 @@ __all__ = [
     "load_checkpoint",
     "matrices",
     "method",
+    "pipeline",
     "replica_differences",
     "run",
     "single",
+    "split_layers",
     "sync_gradients",
     "sync_initial_weights",
     "synchronous",
+    "tensor_parallel",
     "validate_shared",
+    "whole_state_dict",
 ]

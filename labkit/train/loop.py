@@ -229,6 +229,7 @@ class Run:
         step: Step,
         *,
         after_steps: Callable[[], None] | None = None,
+        after_restore: Callable[[], None] | None = None,
         after_epoch: Callable[[EpochRow], None] | None = None,
         test: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
@@ -240,6 +241,8 @@ class Run:
             Makes one step.
         after_steps
             Called after an epoch's last step, before the model is tested.
+        after_restore
+            Called where the run goes on from a checkpoint, with what it holds in place.
         after_epoch
             Called with the epoch's row before it is told; may change it.
         test
@@ -248,7 +251,7 @@ class Run:
         """
         assert self.feed is not None
         epochs, history = self.settings.epochs, self.history
-        first, done = self.resume()
+        first, done = self.resume(after_restore)
         for epoch in range(first, epochs):
             if history.stopped:
                 break
@@ -278,8 +281,13 @@ class Run:
             self.end_epoch(row)
         self.finish()
 
-    def resume(self) -> tuple[int, int]:
+    def resume(self, after_restore: Callable[[], None] | None = None) -> tuple[int, int]:
         """Go on from the checkpoint in the settings, if there is one; all ranks call it, with the model ready to step.
+
+        Parameters
+        ----------
+        after_restore
+            As for `in_step`.
 
         Returns
         -------
@@ -289,6 +297,8 @@ class Run:
         if self._checkpoints is None:
             return 0, 0
         first, done = self._checkpoints.restore()
+        if after_restore is not None:
+            after_restore()
         rows = self.history.epochs
         if rows and done == 0 and math.isnan(rows[-1].test_loss) and (self.together or self.over.rank == 0):
             self.validate(rows[-1])  # its thread was still at it when the checkpoint was written

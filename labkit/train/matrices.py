@@ -200,7 +200,7 @@ def matrices(
     """
     if gather not in GATHERS:
         raise SettingError(f'gather must be "gather" or "reduce", not {gather!r}')
-    n = len(dataset.train)
+    n = dataset.samples
     given = {"epochs": 60, "lr": 1.0, "momentum": 0.9} | settings
     over = ranks_of(Settings.of("matrices", given, ["gather", "batch_size"]).transport, "matrices")
     each = max(1, -(-n // over.size)) if batch_size is None else batch_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from labkit.data import Batch, Feed, Shard, ShardFeed, share
+from labkit.data import Batch, Feed, share
 
 from .replicas import TrainError
 from .transport import Alone, MPITransport, Transport
@@ -35,11 +35,10 @@ def ranks_of(over: Transport | None, method: str) -> Ranks:
 
 
 def whole_feed(run: Run) -> Feed:
-    """Return what hands out, on any rank, the whole batches of which `run.feed` hands out this rank's parts."""
-    if not isinstance(run.feed, ShardFeed):
-        raise TrainError(f'method "{run.history.method}" needs all samples in memory, on all ranks')
-    shard = run.feed.shard
-    return ShardFeed(run.feed.samples, Shard(shard.n, 0, 1, shard.together, shard.seed))
+    """Return what hands out, on any rank, the whole batches of R·B samples, for R ranks with batch size B."""
+    settings = run.settings
+    whole: Feed = run.dataset.feed(0, 1, settings.batch_size * run.over.size, settings.seed, run.device, weights=[1.0])
+    return whole
 
 
 class CommonFeed:
