@@ -79,6 +79,8 @@ class Run:
         What the notebook's Stop button and learning-rate slider ask for.
     history
         What the run did.
+    slowed
+        Makes this rank slow, if it is to be: a step's computing stands in its ``with`` block.
     together
         Whether all ranks step together; else rank 0 is a master, and calls `end_epoch` and `finish` alone.
     validator
@@ -143,7 +145,7 @@ class Run:
         self.validator = Validator(
             settings.validate, model, self.test, self.criterion, self.over, together=self.together
         )
-        self._slowed = self._slow(settings)
+        self.slowed = self._slow(settings)
         self._stopping = Stopping(settings.target, settings.early_stopping)
         self._checkpoints: Checkpoints | None = None
         self._monitor: Monitor | None = None
@@ -165,7 +167,7 @@ class Run:
                 around.callback(self._monitor.close)
             self.validator.begin()
             around.callback(self.validator.close)
-            around.callback(self._slowed.close)
+            around.callback(self.slowed.close)
             self.model.train()
             self._around = around.pop_all()
         return self
@@ -205,7 +207,7 @@ class Run:
         weight
             Factor of the loss before backward.
         """
-        with self._slowed:
+        with self.slowed:
             if len(batch.labels) == 0:
                 return math.nan, 0
             output = (forward or self.model)(batch.images.to(self.dtype))

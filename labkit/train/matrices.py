@@ -157,7 +157,7 @@ class ScatteredFeed:
 
 @method("matrices")
 def matrices(
-    model: nn.Module, dataset: Dataset, *, gather: str = "gather", batch_size: int | None = None, **settings: Any
+    model: nn.Module, dataset: Dataset, *, gather: str = "gather", batch_size: int | str | None = None, **settings: Any
 ) -> History:
     """Train fully connected layers with plain matrices, by scatter, gather and broadcast; all ranks call it alike.
 
@@ -178,7 +178,7 @@ def matrices(
         ``"gather"``: the root receives the gradients of all ranks and adds them up; ``"reduce"``: they are added up
         on their way.
     batch_size
-        Samples of one rank in an iteration; default: all samples, spread over the ranks.
+        Samples of one rank in an iteration, as in `labkit.train.Settings`; default: all, spread over the ranks.
     **settings
         Those of `labkit.train.Settings`, with other defaults: 60 ``epochs``, ``lr`` 1, ``momentum`` 0.9. ``loss`` is
         the cross-entropy, whose gradient is written down.
@@ -203,15 +203,15 @@ def matrices(
     n = dataset.samples
     given = {"epochs": 60, "lr": 1.0, "momentum": 0.9} | settings
     over = ranks_of(Settings.of("matrices", given, ["gather", "batch_size"]).transport, "matrices")
-    each = max(1, -(-n // over.size)) if batch_size is None else batch_size
-    common = Settings.of("matrices", given | {"batch_size": each})
+    whole_batch = max(1, -(-n // over.size))
+    common = Settings.of("matrices", given | {"batch_size": whole_batch if batch_size is None else batch_size})
     if common.loss is not None:
         raise SettingError('method "matrices" computes the gradient of cross-entropy by its formula: leave loss out')
     with Run("matrices", model, dataset, common, {"gather": gather}) as run:
         network = PlainNetwork.of(model)
         shape = run.test.images.shape[1:]
         whole = whole_feed(run) if over.rank == ROOT else None
-        feed = run.feed = ScatteredFeed(whole, n, each * over.size, shape, run.dtype, run.device, over)
+        feed = run.feed = ScatteredFeed(whole, n, run.batch_size * over.size, shape, run.dtype, run.device, over)
         broadcast_weights(network, over)
         network.check(model, torch.randn((4, *shape), dtype=run.dtype, device=run.device))
         clock = Clock(run.device)
@@ -219,10 +219,11 @@ def matrices(
         def step(batch: Batch) -> tuple[float, int]:
             with clock("scatter_s"):
                 feed.scatter(batch)
-            with clock("forward_s"):
-                activations = network.forward(batch.images)
-            with clock("backward_s"):
-                gradients = network.backward(activations, batch.labels, batch.total)
+            with run.slowed:
+                with clock("forward_s"):
+                    activations = network.forward(batch.images)
+                with clock("backward_s"):
+                    gradients = network.backward(activations, batch.labels, batch.total)
             with clock("gather_s"):
                 collect(gradients, gather, over)
             with clock("update_s"):

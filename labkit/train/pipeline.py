@@ -18,8 +18,9 @@ from labkit import comm
 from labkit.data import Batch, Dataset, share
 
 from .history import History
-from .loop import Run, check_log_probabilities
+from .loop import Run
 from .methods import method
+from .models import check_log_probabilities
 from .pieces import Piece, pieces_of
 from .ranks import CommonFeed, Ranks, ranks_of, whole_feed
 from .schedules import SCHEDULES
@@ -104,7 +105,8 @@ def pipeline(
             for parameter in model.parameters():
                 parameter.grad = None
             images, labels, n = feed.whole
-            loss, right = stage.step(images.to(run.dtype) if over.rank == 0 else images, labels, micro_batches)
+            with run.slowed:
+                loss, right = stage.step(images.to(run.dtype) if over.rank == 0 else images, labels, micro_batches)
             run.optim.step()
             if len(right):
                 told[0] = loss

@@ -36,8 +36,8 @@ def ranks_of(over: Transport | None, method: str) -> Ranks:
 
 def whole_feed(run: Run) -> Feed:
     """Return what hands out, on any rank, the whole batches of R·B samples, for R ranks with batch size B."""
-    settings = run.settings
-    whole: Feed = run.dataset.feed(0, 1, settings.batch_size * run.over.size, settings.seed, run.device, weights=[1.0])
+    together = run.batch_size * run.over.size
+    whole: Feed = run.dataset.feed(0, 1, together, run.settings.seed, run.device, weights=[1.0])
     return whole
 
 

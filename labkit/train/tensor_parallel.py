@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from labkit.data import Batch, Dataset
 
+from .batch_size import choose_batch_size
 from .history import History
 from .loop import Run
 from .methods import method
@@ -195,9 +197,12 @@ def tensor_parallel(model: nn.Module, dataset: Dataset, *, style: str = "pairs",
     common = Settings.of("tensor", settings, ["style"])
     over = ranks_of(common.transport, "tensor")
     agree(over, {"model": shapes(model)})  # or some might find a layer to split, and others none
+    device = common.choose_device()
+    model.to(device)
+    # On the whole model: a rank that tried a batch size on a split one would wait for ranks that try another.
+    common = replace(common, batch_size=choose_batch_size(common, model, dataset, device, over))
     split = split_layers(model, over, style)
     run = Run("tensor", split, dataset, common, {"model": shapes(model), "style": style})
-    model.to(run.device)
     run.validator = Validator(common.validate, model, run.test, run.criterion, run.over, together=True)
     with run:
         sync_initial_weights(model, over)
