@@ -14,16 +14,19 @@ from .flat_weights import FlatWeights
 from .gem import gem
 from .history import EpochRow, History, Steps
 from .loop import Run
+from .matrices import matrices
 from .methods import METHODS, method, run
 from .models import CNN, DNN, MODELS, GRUClassifier, LeNet, count_parameters
 from .optimizers import SGD, Adam
 from .overlap import OverlappedGradients
+from .pipeline import pipeline
 from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .settings import SettingError, Settings
 from .single import single
 from .slow import Load, Pause
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
+from .tensor_parallel import split_layers, tensor_parallel, whole_state_dict
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .updates import FlatParameters, Updater
 from .validation import validate_shared
@@ -72,12 +75,17 @@ __all__ = [
     "gem",
     "find_batch_size",
     "load_checkpoint",
+    "matrices",
     "method",
+    "pipeline",
     "replica_differences",
     "run",
     "single",
+    "split_layers",
     "sync_gradients",
     "sync_initial_weights",
     "synchronous",
+    "tensor_parallel",
     "validate_shared",
+    "whole_state_dict",
 ]

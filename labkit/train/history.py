@@ -143,6 +143,9 @@ class History:
         Every rank's steps, on rank 0; elsewhere empty.
     resources
         What every rank's process used of the machine, on rank 0 and with ``monitor=True``; else empty.
+    parts
+        Seconds of parts of this rank's steps, one array a part, where the method times them apart; of a run that went
+        on from a checkpoint, since then.
     """
 
     rank: int
@@ -155,6 +158,7 @@ class History:
     stopped: str | None = None
     by_rank: list[Steps] = field(default_factory=list)
     resources: list[Resources] = field(default_factory=list)
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -214,7 +218,8 @@ class History:
             steps, *by_rank = [_steps(each) for each in (content.pop("steps"), *content.pop("by_rank"))]
             resources = [Resources(**_arrays(each)) for each in content.pop("resources", [])]
             rows = [EpochRow(**{name: _number(value) for name, value in row.items()}) for row in content.pop("epochs")]
-            return cls(steps=steps, epochs=rows, by_rank=by_rank, resources=resources, **content)
+            parts = _arrays(content.pop("parts", {}))
+            return cls(steps=steps, epochs=rows, by_rank=by_rank, resources=resources, parts=parts, **content)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no training history: {error}") from error
 

@@ -79,6 +79,8 @@ class Run:
         What the notebook's Stop button and learning-rate slider ask for.
     history
         What the run did.
+    slowed
+        Makes this rank slow, if it is to be: a step's computing stands in its ``with`` block.
     together
         Whether all ranks step together; else rank 0 is a master, and calls `end_epoch` and `finish` alone.
     validator
@@ -143,7 +145,7 @@ class Run:
         self.validator = Validator(
             settings.validate, model, self.test, self.criterion, self.over, together=self.together
         )
-        self._slowed = self._slow(settings)
+        self.slowed = self._slow(settings)
         self._stopping = Stopping(settings.target, settings.early_stopping)
         self._checkpoints: Checkpoints | None = None
         self._monitor: Monitor | None = None
@@ -165,7 +167,7 @@ class Run:
                 around.callback(self._monitor.close)
             self.validator.begin()
             around.callback(self.validator.close)
-            around.callback(self._slowed.close)
+            around.callback(self.slowed.close)
             self.model.train()
             self._around = around.pop_all()
         return self
@@ -205,7 +207,7 @@ class Run:
         weight
             Factor of the loss before backward.
         """
-        with self._slowed:
+        with self.slowed:
             if len(batch.labels) == 0:
                 return math.nan, 0
             output = (forward or self.model)(batch.images.to(self.dtype))
@@ -229,6 +231,7 @@ class Run:
         step: Step,
         *,
         after_steps: Callable[[], None] | None = None,
+        after_restore: Callable[[], None] | None = None,
         after_epoch: Callable[[EpochRow], None] | None = None,
         test: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
@@ -240,6 +243,8 @@ class Run:
             Makes one step.
         after_steps
             Called after an epoch's last step, before the model is tested.
+        after_restore
+            Called where the run goes on from a checkpoint, with what it holds in place.
         after_epoch
             Called with the epoch's row before it is told; may change it.
         test
@@ -248,7 +253,7 @@ class Run:
         """
         assert self.feed is not None
         epochs, history = self.settings.epochs, self.history
-        first, done = self.resume()
+        first, done = self.resume(after_restore)
         for epoch in range(first, epochs):
             if history.stopped:
                 break
@@ -278,8 +283,13 @@ class Run:
             self.end_epoch(row)
         self.finish()
 
-    def resume(self) -> tuple[int, int]:
+    def resume(self, after_restore: Callable[[], None] | None = None) -> tuple[int, int]:
         """Go on from the checkpoint in the settings, if there is one; all ranks call it, with the model ready to step.
+
+        Parameters
+        ----------
+        after_restore
+            As for `in_step`.
 
         Returns
         -------
@@ -289,6 +299,8 @@ class Run:
         if self._checkpoints is None:
             return 0, 0
         first, done = self._checkpoints.restore()
+        if after_restore is not None:
+            after_restore()
         rows = self.history.epochs
         if rows and done == 0 and math.isnan(rows[-1].test_loss) and (self.together or self.over.rank == 0):
             self.validate(rows[-1])  # its thread was still at it when the checkpoint was written
