@@ -9,6 +9,8 @@ from .ddp import DDPGradients
 from .device import choose_device
 from .downpour import downpour
 from .easgd import easgd
+from .elastic import elastic
+from .elastic_state import ElasticState
 from .flat import FlatGradients
 from .flat_weights import FlatWeights
 from .gem import gem
@@ -41,6 +43,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "DDPGradients",
+    "ElasticState",
     "EpochRow",
     "FlatGradients",
     "FlatParameters",
@@ -72,6 +75,7 @@ __all__ = [
     "gem",
     "find_batch_size",
     "load_checkpoint",
+    "elastic",
     "method",
     "replica_differences",
     "run",

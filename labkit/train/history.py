@@ -143,6 +143,10 @@ class History:
         Every rank's steps, on rank 0; elsewhere empty.
     resources
         What every rank's process used of the machine, on rank 0 and with ``monitor=True``; else empty.
+    changes
+        Where ranks can be lost and taken back: which trained from which step on. Each change has the ``step`` (from
+        0, of this history), ``time_s`` since the run began, the ``ranks`` that train from there on, and those that
+        were ``lost`` and ``joined``.
     """
 
     rank: int
@@ -155,6 +159,20 @@ class History:
     stopped: str | None = None
     by_rank: list[Steps] = field(default_factory=list)
     resources: list[Resources] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def changed(self, step: int, ranks: list[int], time_s: float) -> None:
+        """Note that from `step` on these ranks train."""
+        before = self.changes[-1]["ranks"] if self.changes else ranks
+        lost, joined = sorted(set(before) - set(ranks)), sorted(set(ranks) - set(before))
+        self.changes.append({"step": step, "time_s": time_s, "ranks": ranks, "lost": lost, "joined": joined})
+
+    def world_sizes(self) -> np.ndarray:
+        """How many ranks trained at each step: int64, as long as the steps."""
+        sizes = np.full(len(self.steps), self.world_size)
+        for change in self.changes:
+            sizes[change["step"] :] = len(change["ranks"])
+        return sizes
 
     @property
     def method(self) -> str:
