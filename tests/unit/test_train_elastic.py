@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from labkit.data import Shard
 from labkit.train import History, Steps, TrainError
@@ -59,7 +60,8 @@ def test_the_global_batches_stay_the_same_however_many_ranks_share_them(size: in
     shards = [Shard(23, rank, size, batch_size=2, seed=3, global_batch=8) for rank in range(size)]
     whole = [part.indices.tolist() for part in Shard(23, 0, 1, batch_size=8, seed=3).epoch(5)]
     shared = [
-        sum((part.indices.tolist() for part in parts), []) for parts in zip(*(s.epoch(5) for s in shards), strict=True)
+        torch.cat([part.indices for part in parts]).tolist()
+        for parts in zip(*(s.epoch(5) for s in shards), strict=True)
     ]
     assert shared == whole
     assert {shard.steps for shard in shards} == {3}
