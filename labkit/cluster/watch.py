@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Literal
 
@@ -172,7 +172,7 @@ def follow(
             elif now > look_at:
                 look_at = now + LOOK_EACH_S
                 before, seen = seen, watch.seen(cell)
-                proof = verdict(before, seen) if before else None
+                proof = verdict(before, seen) if before and not death_being_noticed(seen) else None
                 if proof is not None:
                     break
     except KeyboardInterrupt:
@@ -214,6 +214,13 @@ def borne(cell: Cell, watch: Watch, failures: Sequence[RankFailure]) -> Literal[
         went_on = state is not None and dead <= set(state.without)
         answers.add("yes" if went_on else "for now" if state is not None and state.bears and running else "no")
     return "no" if "no" in answers else "for now" if "for now" in answers else "yes"
+
+
+def death_being_noticed(seen: Mapping[int, Seen]) -> bool:
+    """Whether a rank waits that will go on without one that is gone, and has not heard of it yet."""
+    gone = {rank for rank, one in seen.items() if one.condition == "gone"}
+    states = [one.state for one in seen.values() if one.condition == "running" and one.state is not None]
+    return any(state.bears and not gone <= set(state.without) for state in states)
 
 
 def bring_back(cell: Cell, watch: Watch) -> None:
