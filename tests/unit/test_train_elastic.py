@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_all_go_on_from_the_weights_with_most_updates(reports: list[Reached], so
 
 
 def test_ranks_that_are_all_new_begin_with_the_first_ones_weights() -> None:
-    assert meeting_point([NEW, NEW]) == Point(0, 0, 0, 0, stopped=False, closed=False)
+    assert meeting_point([NEW, NEW]) == Point(0, 0, 0, 0, stopped="", closed=False)
 
 
 def test_an_epoch_that_some_have_not_finished_testing_is_tested_again_and_a_new_rank_has_no_say() -> None:
@@ -43,9 +45,9 @@ def test_an_epoch_that_some_have_not_finished_testing_is_tested_again_and_a_new_
 
 
 def test_who_was_told_to_stop_stops_all_and_the_end_is_reached_together() -> None:
-    point = meeting_point([at(5, stopped=True, closed=True), at(5)])
-    assert point.stopped and not point.closed
-    assert meeting_point([at(5, stopped=True, closed=True), NEW]).closed
+    point = meeting_point([at(5, stopped="by hand", closed=True), at(5)])
+    assert point.stopped == "by hand" and not point.closed
+    assert meeting_point([at(5, stopped="by hand", closed=True), NEW]).closed
 
 
 def test_what_cannot_go_on_is_an_error_on_all() -> None:
@@ -68,7 +70,7 @@ def test_the_global_batches_stay_the_same_however_many_ranks_share_them(size: in
 
 
 def test_the_history_knows_how_many_ranks_trained_at_each_step() -> None:
-    history = History(0, 3, steps=Steps(*np.zeros((9, 6))))
+    history = History(0, 3, steps=Steps(*np.zeros((len(fields(Steps)), 6))))
     history.changed(0, [0, 1, 2], 0.1)
     history.changed(2, [0, 2], 1.0)
     history.changed(5, [0, 1, 2], 2.0)
