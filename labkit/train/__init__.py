@@ -9,6 +9,8 @@ from .ddp import DDPGradients
 from .device import choose_device
 from .downpour import downpour
 from .easgd import easgd
+from .elastic import elastic
+from .elastic_state import ElasticState
 from .flat import FlatGradients
 from .flat_weights import FlatWeights
 from .gem import gem
@@ -44,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "DDPGradients",
+    "ElasticState",
     "EpochRow",
     "FlatGradients",
     "FlatParameters",
@@ -72,8 +75,9 @@ __all__ = [
     "count_parameters",
     "downpour",
     "easgd",
-    "gem",
+    "elastic",
     "find_batch_size",
+    "gem",
     "load_checkpoint",
     "matrices",
     "method",

@@ -146,6 +146,10 @@ class History:
     parts
         Seconds of parts of this rank's steps, one array a part, where the method times them apart; of a run that went
         on from a checkpoint, since then.
+    changes
+        Where ranks can be lost and taken back: which trained from which step on. Each change has the ``step`` (from
+        0, of this history), ``time_s`` since the run began, the ``ranks`` that train from there on, and those that
+        were ``lost`` and ``joined``.
     """
 
     rank: int
@@ -159,6 +163,20 @@ class History:
     by_rank: list[Steps] = field(default_factory=list)
     resources: list[Resources] = field(default_factory=list)
     parts: dict[str, np.ndarray] = field(default_factory=dict)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def changed(self, step: int, ranks: list[int], time_s: float) -> None:
+        """Note that from `step` on these ranks train."""
+        before = self.changes[-1]["ranks"] if self.changes else ranks
+        lost, joined = sorted(set(before) - set(ranks)), sorted(set(ranks) - set(before))
+        self.changes.append({"step": step, "time_s": time_s, "ranks": ranks, "lost": lost, "joined": joined})
+
+    def world_sizes(self) -> np.ndarray:
+        """How many ranks trained at each step: int64, as long as the steps."""
+        sizes = np.full(len(self.steps), self.world_size)
+        for change in self.changes:
+            sizes[change["step"] :] = len(change["ranks"])
+        return sizes
 
     @property
     def method(self) -> str:
