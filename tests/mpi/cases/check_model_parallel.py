@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from labkit.train import (
     whole_state_dict,
 )
 from labkit.train.schedules import SCHEDULES
+from labkit.train.slow import Pause
 from labkit.train.split_linear import SplitLinear, gather_parts
 from labkit.train.stages import PipelineStage
 from labkit.train.tensor_parallel import STYLES, load_whole_state_dict
@@ -55,6 +56,12 @@ def noise(n: int, side: int = 6) -> Dataset:
     images = torch.randint(0, 256, (n + 11, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (n + 11,), generator=generator)
     return from_tensors(images[:n], labels[:n], images[n:], labels[n:], classes=[str(each) for each in range(10)])
+
+
+class BatchSize(NamedTuple):
+    """What was found."""
+
+    value: int
 
 
 class Residual(nn.Module):
@@ -306,6 +313,22 @@ def test_a_stopped_training_goes_on_from_its_checkpoint_as_if_it_had_never_ended
     again = make("dnn", seed=9)
     together(way, again, dataset, checkpoint=folder, restore=True, **settings)  # nothing is left to do
     assert farthest(again, reference) == 0
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "matrices"])
+def test_a_slow_rank_computes_longer(name: str) -> None:
+    pause = Pause(0.03, every=1)
+    history = together({"name": name}, make("dnn"), noise(comm.size * 16), slow={comm.size - 1: pause})
+    assert comm.rank < comm.size - 1 or (history.steps.compute_s >= 0.03).all()
+
+
+def test_a_batch_size_is_found_with_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = make("dnn"), []
+    monkeypatch.setattr(
+        "labkit.train.batch_size.find_batch_size", lambda m, *a, **k: (asked.append(m), BatchSize(4))[1]
+    )
+    history = together({"name": "tensor"}, model, noise(comm.size * 16), batch_size="auto")
+    assert asked == [model] and history.settings["batch_size"] == 4 and len(history.steps) == 4
 
 
 def test_pipelines_that_cannot_be_are_refused_on_all_ranks() -> None:
