@@ -85,7 +85,7 @@ def collect(gradients: Sequence[Tensor], way: str, over: Ranks) -> None:
         everybody = comm.gather(gradient, dst=ROOT, group=over.group)
         if everybody is not None:
             for theirs in everybody[1:]:  # its own it has already
-                gradient += torch.as_tensor(theirs)
+                gradient += torch.as_tensor(theirs, device=gradient.device)
 
 
 def broadcast_weights(network: PlainNetwork, over: Ranks) -> None:

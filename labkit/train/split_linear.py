@@ -100,8 +100,8 @@ def gather_parts(part: Tensor, dimension: int, over: Ranks) -> Tensor:
     """Return the ranks' parts, joined along `dimension`, in which their sizes may differ."""
     if isinstance(over, Alone):
         return part.clone()
-    parts = comm.all_gatherv(part.movedim(dimension, 0).contiguous(), group=over.group)
-    return torch.cat([torch.as_tensor(each).movedim(0, dimension) for each in parts], dim=dimension)
+    parts = comm.all_gatherv(part.movedim(dimension, 0).contiguous(), group=over.group)  # on the CPU
+    return torch.cat([torch.as_tensor(each, device=part.device).movedim(0, dimension) for each in parts], dim=dimension)
 
 
 class SplitLinear(nn.Module):
