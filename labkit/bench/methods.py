@@ -18,10 +18,9 @@ RANKS = (4,)
 def run(*, quick: bool = False, ranks: Sequence[int] = RANKS) -> Outcome:
     """Train by every method in turn with its defaults, on MNIST where it is, else on digits (`quick`: few images).
 
-    The network, the optimizer and the batch are the same for all where the method leaves the choice: LeNet, Adam with
-    `labkit train`'s learning rate and batch, three epochs; `single` on one rank takes
-    the batches of all. "communication" is the share of the computing ranks' step
-    time in which they wait or move data.
+    The defaults are those of ``labkit train --method …``, with LeNet in place of the larger network and three epochs
+    where they have fewer; `single` trains on one rank, with the batches of all. "communication" is the share of the
+    computing ranks' step time in which they wait or move data.
 
     Raises
     ------

@@ -76,14 +76,15 @@ def elastic(model: nn.Module, dataset: Dataset, *, resume: ElasticState | None =
         For a setting that makes no sense, or that there is not.
     """
     common = Settings.of("elastic", settings, ("resume",))
-    if not (common.over is None or isinstance(common.over, comm.Communicator)):
-        raise SettingError(f"elastic training needs labkit's own MPI communication, not over={common.over!r}")
+    over = common.transport
+    if not isinstance(over, MPITransport):
+        raise SettingError(f"elastic training needs labkit's own MPI communication, not {over.name}")
     if common.checkpoint is not None or common.restore or common.validate in ("inline", "thread"):
         raise SettingError(
             "elastic training has no checkpoint and no restore (go on with resume=), and every rank tests its part: "
             'validate=True, "distributed" or False'
         )
-    group = common.over or comm.world()
+    group = over.group or comm.world()
     if group.size > 1 and not surviving.can_survive():
         raise TrainError(
             "elastic training needs an MPI whose ranks survive another one's death. Cure: Open MPI from version 5 on, "

@@ -23,6 +23,21 @@ METHOD_NAMES = (
     *("averaging", "backup_workers", "downpour", "easgd", "elastic", "gem"),
     *("matrices", "pipeline", "single", "synchronous", "tensor"),
 )
+DEFAULTS: dict[str, Any] = {
+    "batch_size": 128,
+    "epochs": 1,
+    "learning_rate": 0.001,
+    "model": "cnn",
+    "momentum": 0.85,
+    "optimizer": "adam",
+}
+_OWN = {"learning_rate": None, "momentum": None, "optimizer": None}
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "easgd": _OWN,
+    "gem": _OWN,
+    "matrices": _OWN | {"epochs": 8, "model": "dnn"},
+}
+"""Defaults of a method that are not those of all; None: what the method's function has."""
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "digits", "auto")
 
 
@@ -51,16 +66,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--backend", choices=("mpi", "gloo", "nccl"), default="mpi", help="what carries the gradients (mpi)")
-    add("--batch-size", type=positive, default=128, metavar="B", help="images of one rank at a step (128)")
+    add("--batch-size", type=positive, metavar="B", help="images of one rank at a step (128)")
     add("--dataset", choices=DATASETS, default="mnist", help="what to train on (mnist)")
-    add("--epochs", type=positive, default=1, metavar="E", help="rounds through the training set (1)")
+    add("--epochs", type=positive, metavar="E", help="rounds through the training set (1)")
     add("--init-method", default=DEFAULT_INIT_METHOD, metavar="URL", help="where gloo and nccl ranks meet")
-    add("--learning-rate", type=rate, default=0.001, metavar="LR", help="step length (0.001)")
+    add("--learning-rate", type=rate, metavar="LR", help="step length (0.001; easgd, gem, matrices: their own)")
     add("--method", choices=METHOD_NAMES, default="synchronous", help="how the ranks train together (synchronous)")
-    add("--model", choices=MODEL_NAMES, default="cnn", help="the network (cnn)")
-    add("--momentum", type=share, default=0.85, metavar="M", help="of --optimizer sgd (0.85)")
+    add("--model", choices=MODEL_NAMES, help="the network (cnn; matrices: dnn)")
+    add("--momentum", type=share, metavar="M", help="of --optimizer sgd (0.85)")
     add("--no-cuda", action="store_true", help="compute on the CPU even where there is a GPU")
-    add("--optimizer", choices=("adam", "sgd"), default="adam", help="how gradients become steps (adam)")
+    add("--optimizer", choices=("adam", "sgd"), help="how gradients become steps (adam; easgd, gem, matrices: sgd)")
     add("--rank", type=natural, default=None, metavar="R", help="this rank, when started by hand")
     add("--root", type=Path, default=None, metavar="DIR", help="data in torchvision's layout (LABKIT_DATA)")
     add("--save-history", type=Path, default=None, metavar="FILE", help="write rank 0's history there as JSON")
@@ -91,6 +106,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--world-size", type=positive, default=None, metavar="N", help="ranks (1, or what mpiexec started)")
     args = parser.parse_args(argv)
+    for name, value in (DEFAULTS | OF_METHOD.get(args.method, {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     twice = [rank for rank, count in Counter(rank for rank, _ in args.slow).items() if count > 1]
     if twice:
         parser.error(f"--slow: rank {twice[0]} is given more than once")

@@ -34,7 +34,7 @@ from .replicas import TrainError
 from .settings import SettingError
 from .transport import Alone, MPITransport, TorchTransport, Transport
 
-__all__ = ["rank_line", "run", "times"]
+__all__ = ["method_settings", "rank_line", "run", "times"]
 
 MEET_S = 60
 """How long gloo and nccl ranks wait for each other, s."""
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> History:
         facts.record("seed", f"{args.seed} (weights)")
         model = MODELS[args.model](dataset.channels, dataset.image_size, len(dataset.classes))
         try:
-            history = methods.run(args.method, model, dataset, **_method_settings(args, over))
+            history = methods.run(args.method, model, dataset, **method_settings(args, over))
         except (TrainError, SettingError) as error:
             raise UsageError(str(error)) from error
         lines = over.all_gather_object(rank_line(history))
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> History:
         return history
 
 
-def _method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any]:
+def method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any]:
     """Return what the method is called with.
 
     Raises
@@ -83,14 +83,14 @@ def _method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any
     UsageError
         For a setting that the method does not have.
     """
-    adam = functools.partial(Adam, lr=args.learning_rate)
     known = list(inspect.signature(methods.METHODS[args.method]).parameters)
-    settings: dict[str, Any] = {
+    given = {"lr": args.learning_rate, "momentum": args.momentum}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if args.optimizer == "adam":
+        settings["optimizer"] = functools.partial(Adam, **({} if args.learning_rate is None else {"lr": given["lr"]}))
+    settings |= {
         "epochs": args.epochs,
         "batch_size": args.batch_size,
-        "lr": args.learning_rate,
-        "momentum": args.momentum,
-        "optimizer": adam if args.optimizer == "adam" else None,
         "seed": args.seed,
         "slow": args.slow,
         "progress": Progress(sys.stderr),

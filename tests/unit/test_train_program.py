@@ -30,6 +30,14 @@ def test_it_knows_every_method_and_reads_their_settings() -> None:
     assert given == [("sync_every", 4), ("name", "x y"), ("a", (1, 2.5))]
 
 
+def test_a_method_with_an_optimizer_of_its_own_keeps_it_unless_told_otherwise() -> None:
+    args = parse(["--method", "gem"])
+    assert (args.learning_rate, args.momentum, args.optimizer, args.batch_size) == (None, None, None, 128)
+    args = parse(["--method", "easgd", "--learning-rate", "0.3", "--optimizer", "adam"])
+    assert (args.learning_rate, args.optimizer) == (0.3, "adam")
+    assert parse(["--method", "matrices"]).model == "dnn"
+
+
 def test_it_knows_the_data_sets_that_load_knows() -> None:
     assert set(DATASETS) == set(data.NAMES)
 
