@@ -5,7 +5,7 @@
 
 from .live import Live
 from .measured import bars, lines
-from .methods import over_time, staleness
+from .methods import over_time, pace, staleness
 from .records import Run
 from .theme import COLOURS, PARTS, TEMPLATE
 from .training import compare, loss_per_rank, step_parts, step_time_per_rank, training
@@ -21,6 +21,7 @@ __all__ = [
     "lines",
     "loss_per_rank",
     "over_time",
+    "pace",
     "staleness",
     "step_parts",
     "step_time_per_rank",

@@ -10,12 +10,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from .records import Run, reduced
-from .theme import COLOURS, TEMPLATE, dash
+from .theme import COLOURS, TEMPLATE, colour, dash
 
-__all__ = ["over_time", "staleness"]
+__all__ = ["over_time", "pace", "staleness"]
 
-WINDOW = 40
-"""A running mean is taken over a fortieth of a run's steps: the trend, without hiding how fast it falls at first."""
+WINDOW = 20
+"""A running mean is taken over a twentieth of a run's steps: the trend, without hiding how fast it falls at first."""
+MOST_LABELS = 30
+"""Numbers under an axis that have room beside each other."""
 
 
 def over_time(histories: Mapping[str, Any], *, title: str = "Methods over time") -> go.Figure:
@@ -65,6 +67,28 @@ def over_time(histories: Mapping[str, Any], *, title: str = "Methods over time")
     return figure.update_layout(hovermode="closest", legend=beside)
 
 
+def pace(source: Any, *, title: str = "Each rank at its own pace") -> go.Figure:
+    """Draw how many steps each rank had made at each second since the run began; ranks without a step are left out.
+
+    Parameters
+    ----------
+    source
+        Rank 0's `labkit.train.History`.
+    title
+        The chart's title.
+    """
+    figure = go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": 360})
+    for rank, columns in Run.of(source).ranks.items():
+        if not len(columns["time_s"]):
+            continue
+        x, y = reduced(np.insert(columns["time_s"], 0, 0.0), np.arange(len(columns["time_s"]) + 1.0))
+        line = {"color": colour(rank), "dash": dash(rank), "width": 2}
+        figure.add_trace(go.Scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line))
+    figure.update_xaxes(title_text="seconds", rangemode="tozero")
+    figure.update_yaxes(title_text="steps made", rangemode="tozero")
+    return figure.update_layout(hovermode="closest")
+
+
 def staleness(histories: Mapping[str, Any], *, title: str = "Staleness of gradients") -> go.Figure:
     """Draw, for several runs, the share of gradients that were 0, 1, 2 … updates old when they were applied."""
     figure = go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": 360, "barmode": "group"})
@@ -81,7 +105,11 @@ def staleness(histories: Mapping[str, Any], *, title: str = "Staleness of gradie
                 hovertemplate="%{y:.1f} %",
             )
         )
-    figure.update_xaxes(title_text="updates by others between reading the weights and using the gradient", dtick=1)
+    most = max((len(trace.y) for trace in figure.data), default=0)
+    figure.update_xaxes(
+        title_text="updates by others between reading the weights and using the gradient",
+        dtick=1 if most <= MOST_LABELS else None,
+    )
     figure.update_yaxes(title_text="share of gradients, %")
     return figure.update_layout(showlegend=len(histories) > 1)
 

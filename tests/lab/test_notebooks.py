@@ -36,6 +36,9 @@ WHEN_IT_HANGS = (
     "rank 0  all_reduce(max, float32, shape (1,))",
 )
 
+# What the table of notebook 09 must have.
+METHODS = ("synchronous", "averaging", "backup_workers", "downpour", "downpour, τ = 5", "easgd, τ = 5", "gem")
+
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -51,6 +54,19 @@ def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
         # Real MNIST where it can be had; the small set of digits otherwise, which is not as easily learnt.
         assert float(found[1]) >= (97 if "mnist: 60,000" in html else 90)
         assert re.search(r"(mnist|digits): [\d,]+ training and [\d,]+ test images", html), "what it trained on"
+    if path.stem == "09_asynchronous_training":
+        check_what_it_cost(unescape(html))
+
+
+def check_what_it_cost(html: str) -> None:
+    """Notebook 09 shows every method, and that older gradients teach less."""
+    for method in METHODS:
+        assert html.count(f"<td>{method}</td>") == 1, method
+    losses = [float(loss) for loss in re.findall(r"\d+ updates old: ([\d.]+)\n", html)]
+    assert len(losses) == 4 and losses[0] == min(losses)
+    assert re.search(r"samples that backup_workers dropped: \d+", html)
+    for words in ("✗ staleness", "✗ elastic", "Rank 1 finished the cell without a send to rank 0"):
+        assert words in html, words
 
 
 def check_what_hung(html: str) -> None:

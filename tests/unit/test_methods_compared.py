@@ -51,6 +51,19 @@ def test_staleness_is_shown_as_shares() -> None:
     assert list(figure.data[0].x) == [0, 1, 2] and list(figure.data[0].y) == pytest.approx([50, 100 / 3, 100 / 6])
 
 
+def test_old_gradients_are_numbered_one_by_one_only_while_the_numbers_have_room() -> None:
+    fresh, old = steps([1.0], [1.0], [3]), steps([1.0], [1.0], [200])
+    assert charts.staleness({"fresh": run([fresh], 0.9)}).layout.xaxis.dtick == 1
+    assert charts.staleness({"fresh": run([fresh], 0.9), "old": run([old], 0.9)}).layout.xaxis.dtick is None
+
+
+def test_each_ranks_pace_has_its_own_colour_and_a_master_none() -> None:
+    one, other = charts.pace(run([MASTER, ONE, OTHER], 0.9)).data
+    assert [one.name, other.name] == ["rank 1", "rank 2"]
+    assert [one.line.color, other.line.color] == list(charts.COLOURS[1:3])
+    assert list(one.x) == [0, 1, 3, 5] and list(one.y) == [0, 1, 2, 3]
+
+
 def test_a_run_without_a_step_is_drawn_empty() -> None:
     empty = History(0, 1)
     assert len(charts.over_time({"none": empty}).data[0].x) == 0
