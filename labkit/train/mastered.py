@@ -129,6 +129,11 @@ def group_of(method: str, over: Transport) -> comm.Communicator:
     """
     if isinstance(over, MPITransport):
         return over.group or comm.world()
+    if isinstance(over, Alone):
+        raise TrainError(
+            f"{method} needs a master and workers, and this is one process: start several ranks, for example "
+            'labkit.start(ranks=4) or labkit train --world-size 4, or train with "single"'
+        )
     raise TrainError(
         f"{method} needs labkit's MPI, since its master receives from whichever worker comes first, and this run goes "
         f'over {over.name}: leave out over=, or give a communicator (train alone with "single")'
