@@ -21,6 +21,7 @@ from .progress import Progress
 from .replicas import TrainError, replica_differences
 from .settings import SettingError, Settings
 from .single import single
+from .slow import Load, Pause
 from .synchronous import sync_gradients, sync_initial_weights, synchronous
 from .transport import Alone, MPITransport, TorchTransport, Transport
 from .updates import FlatParameters, Updater
@@ -45,8 +46,10 @@ __all__ = [
     "GRUClassifier",
     "History",
     "LeNet",
+    "Load",
     "MPITransport",
     "OverlappedGradients",
+    "Pause",
     "Progress",
     "Run",
     "SettingError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from types import TracebackType
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
 from labkit.telemetry import facts
 
+from . import slow
 from .history import EpochRow, History, versions
 from .optimizers import in_words
 from .progress import Progress
@@ -135,6 +137,7 @@ class Run:
         self.validator = Validator(
             settings.validate, model, self.test, self.criterion, self.over, together=self.together
         )
+        self._slowed = self._slow(settings)
         self._stopping = Stopping(settings.target, settings.early_stopping)
         self._checkpoints: Checkpoints | None = None
         self._was_training = model.training
@@ -152,6 +155,7 @@ class Run:
                 around.callback(self._checkpoints.close)
             self.validator.begin()
             around.callback(self.validator.close)
+            around.callback(self._slowed.close)
             self.model.train()
             self._around = around.pop_all()
         return self
@@ -188,14 +192,24 @@ class Run:
         weight
             Factor of the loss before backward.
         """
-        if len(batch.labels) == 0:
-            return math.nan, 0
-        output = (forward or self.model)(batch.images.to(self.dtype))
-        loss = self.criterion(output, batch.labels)
-        (loss if weight == 1 else loss * weight).backward()
+        with self._slowed:
+            if len(batch.labels) == 0:
+                return math.nan, 0
+            output = (forward or self.model)(batch.images.to(self.dtype))
+            loss = self.criterion(output, batch.labels)
+            (loss if weight == 1 else loss * weight).backward()
         if self.recorder.step == 0 and self.settings.loss is None:
             check_log_probabilities(output)
         return loss.item(), int((output.argmax(1) == batch.labels).sum())
+
+    def _slow(self, settings: Settings) -> slow.Slowed:
+        """Return what makes this rank slow, if it is to be."""
+        finish = functools.partial(torch.cuda.synchronize, self.device) if self.device.type == "cuda" else None
+        over = self.over
+        try:
+            return slow.of(over.rank, settings.slow, over.size, finish=finish, spent=lambda: sum(over.spent()))
+        except ValueError as error:
+            raise SettingError(str(error)) from error
 
     def in_step(
         self,

@@ -6,11 +6,14 @@ import argparse
 import ast
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import slow
 from .launched import launched_rank
+from .slow import Slowness
 
 __all__ = ["DATASETS", "DEFAULT_INIT_METHOD", "METHOD_NAMES", "MODEL_NAMES", "UsageError", "parse"]
 
@@ -69,6 +72,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--size", type=positive, default=None, metavar="N", help="training images to take (all)")
     add(
+        "--slow",
+        action="append",
+        type=slowness,
+        default=[],
+        metavar="RANK:HOW",
+        help="slow a rank down: 2:3.0 three times as long, 2:pause@50=0.5 stands still for 0.5 s at step 50, "
+        "2:pause/50=0.5 every 50 steps, 2:load=1 a process computes on its core; one for each rank",
+    )
+    add(
         "--sync",
         choices=("per_parameter", "fused", "overlap", "ddp"),
         default="fused",
@@ -76,6 +88,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--world-size", type=positive, default=None, metavar="N", help="ranks (1, or what mpiexec started)")
     args = parser.parse_args(argv)
+    twice = [rank for rank, count in Counter(rank for rank, _ in args.slow).items() if count > 1]
+    if twice:
+        parser.error(f"--slow: rank {twice[0]} is given more than once")
+    args.slow = dict(args.slow)
     if args.save_history and not args.save_history.absolute().parent.is_dir():
         parser.error(f"--save-history: the folder {args.save_history.absolute().parent} is not there")
     return args
@@ -90,6 +106,14 @@ def setting(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+def slowness(text: str) -> tuple[int, Slowness]:
+    """Read RANK:HOW."""
+    try:
+        return slow.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _number(kind: type[int] | type[float], holds: Callable[[float], bool], wanted: str) -> Callable[[str], float]:

@@ -20,6 +20,7 @@ from .checkpoint import LATEST, PREVIOUS, Every
 from .device import choose_device
 from .optimizers import SGD, Optimizer
 from .progress import Progress
+from .slow import Slowness, in_words, plan
 from .stopping import Stopping
 from .transport import MPITransport, Transport
 from .validation import WAYS
@@ -69,6 +70,8 @@ class Settings:
     restore
         Go on from a checkpoint: a file, or a folder whose latest is taken; True: from the folder `checkpoint` if there
         is one in it, else begin. Training with the same settings then goes on as if it had never ended.
+    slow
+        Ranks to slow down on purpose, as in ``{2: 3.0}``; see `labkit.train.slow`.
     progress
         Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
     device
@@ -90,6 +93,7 @@ class Settings:
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int | str = 1
     restore: str | os.PathLike[str] | bool = False
+    slow: Mapping[int, float | Slowness] | None = None
     progress: bool | Progress = True
     device: torch.device | str | None = None
     over: Transport | comm.Communicator | None = None
@@ -108,6 +112,7 @@ class Settings:
         try:
             Stopping(self.target, self.early_stopping, tested=bool(self.validate))
             Every.parse(self.checkpoint_every)
+            plan(self.slow)
         except ValueError as error:
             raise SettingError(str(error)) from error
         if self.restore is True and self.checkpoint is None:
@@ -161,6 +166,7 @@ class Settings:
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "checkpoint_every": self.checkpoint_every,
             "restore": self.restore if isinstance(self.restore, bool) else str(self.restore),
+            "slow": in_words(self.slow),
         }
 
     def choose_device(self) -> torch.device:

@@ -92,6 +92,7 @@ def _method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any
         "momentum": args.momentum,
         "optimizer": adam if args.optimizer == "adam" else None,
         "seed": args.seed,
+        "slow": args.slow,
         "progress": Progress(sys.stderr),
         "device": choose_device(args.no_cuda),
         "over": over,

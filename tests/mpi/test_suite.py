@@ -12,6 +12,7 @@ CASES = "tests/mpi/cases"
 OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_rank_too"
 STACK = f"{CASES}/check_dist_stack.py"
 MASTER = f"{CASES}/check_update_bench.py"
+FUSED = f"{MASTER}::test_every_gradient_is_applied_and_every_worker_stops[flat fused]"
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
         # torch's optimizers, and what else it builds on torch.distributed, take each rank long to load: one world
         # shows what they have to show.
         (1, [CASES, "--deselect", OPTIMIZERS, "--ignore", STACK, "--ignore", MASTER]),
-        (2, [*WAITING, OPTIMIZERS]),
-        (3, [CASES, "--deselect", OPTIMIZERS]),
+        (2, [*WAITING, OPTIMIZERS, FUSED]),
+        (3, [CASES, "--deselect", OPTIMIZERS, "--deselect", FUSED]),
         (4, WAITING),
     ],
 )
