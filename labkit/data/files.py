@@ -139,11 +139,12 @@ class Files:
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> QueueFeed:
         """Return the batches of a worker, which asks the master for files; see `labkit.data.Dataset.queue_feed`."""
         self._check_queue()
-        load = self._loader(device)
-        return QueueFeed(ask, lambda epoch, file: load(file), batch_size, seed, dtype)
+        load, sizes = self._loader(device), [header.samples for header in self.headers]
+        return QueueFeed(ask, lambda epoch, file: load(file), batch_size, seed, dtype, part, sizes)
 
     def _loader(self, device: torch.device | str) -> Callable[[int], Tensors | DataError]:
         def load(file: int) -> Tensors | DataError:

@@ -1,4 +1,4 @@
-"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, too."""
+"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, masters of masters on 5."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_ran
 STACK = f"{CASES}/check_dist_stack.py"
 MASTER = f"{CASES}/check_update_bench.py"
 FUSED = f"{MASTER}::test_every_gradient_is_applied_and_every_worker_stops[flat fused]"
+MASTERS, BALANCE = (f"{CASES}/check_{name}.py" for name in ("masters", "balance"))
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
         (2, [*WAITING, OPTIMIZERS, FUSED]),
         (3, [CASES, "--deselect", OPTIMIZERS, "--deselect", FUSED]),
         (4, WAITING),
+        (5, [MASTERS, BALANCE, "-k", "masters_under or downpour-2 or downpour-masters"]),
     ],
 )
 def test_the_cases_pass_on_a_world_of(ranks: int, cases: list[str]) -> None:
