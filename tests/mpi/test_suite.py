@@ -1,4 +1,4 @@
-"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, masters of masters on 5."""
+"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, many masters on 5."""
 
 from __future__ import annotations
 
