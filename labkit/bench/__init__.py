@@ -27,10 +27,11 @@ NAMES = {
     "step": "what each way to reduce gradients adds to a training step, for three models, beside DDP on gloo",
     "telemetry": "cost of logging a step at the rank, events sent and received, memory of the bounded store",
     "update": "applying an update by loop, foreach, fused and on flat parameters; workers that a master can serve",
+    "validate": "time saved by testing in a thread or on all ranks, against rank 0 alone while the others wait",
     "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
 
-RANKED = ("allreduce", "epoch", "methods", "step")
+RANKED = ("allreduce", "epoch", "methods", "step", "validate")
 """Those that can be asked to measure on worlds of other sizes."""
 
 

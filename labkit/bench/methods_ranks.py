@@ -18,7 +18,9 @@ from labkit.train.options import parse
 __all__ = ["main"]
 
 EPOCHS, QUICK_IMAGES = 3, 2000
-OWN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {}
+OWN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "matrices": (train.DNN, {"optimizer": None, "epochs": 8}),  # sigmoids learn slowly at first
+}
 """Method → its own network, and settings, where it cannot have those of all."""
 
 

@@ -110,6 +110,11 @@ class CellRunner(Ranks):
             if show and isinstance(problem, DeadlockError):
                 show_graph(problem.proof)
             raise
+        else:
+            lost = [failure.rank for failure in cell.failures()]
+            if lost and show:
+                cure = "lab.heal() starts it again" if len(lost) == 1 else "lab.heal() starts them again"
+                print(f"labkit: {rank_list(lost)} died, the others went on; {cure}", flush=True)
         finally:
             if output:
                 output.finish()

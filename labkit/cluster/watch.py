@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError
+from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError, RankFailure
 from labkit.cluster.deadlock import RAW, Verdict, verdict
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.seen import Condition, Seen, describe, rank_list, stragglers
@@ -143,6 +143,8 @@ def follow(
     """
     began = time.monotonic()
     first_error: float | None = None
+    settled: set[int] = set()
+    """Ranks whose deaths all others have gone on from."""
     look_at = began + FIRST_LOOK_S
     before: dict[int, Seen] = {}
     proof: Verdict | None = None
@@ -155,8 +157,11 @@ def follow(
             if reason := ended():
                 raise ClusterError(reason)
             now = time.monotonic()
-            if first_error is None and cell.failures():
-                first_error = now
+            failures = [failure for failure in cell.failures() if failure.rank not in settled]
+            goes_on = borne(cell, watch, failures) if failures else "yes"
+            if goes_on == "yes":
+                settled.update(failure.rank for failure in failures)
+            first_error = (first_error or now) if goes_on == "no" else None
             if first_error is not None:
                 if now > first_error + GRACE_AFTER_ERROR_S:
                     seen = watch.seen(cell)
@@ -167,7 +172,7 @@ def follow(
             elif now > look_at:
                 look_at = now + LOOK_EACH_S
                 before, seen = seen, watch.seen(cell)
-                proof = verdict(before, seen) if before else None
+                proof = verdict(before, seen) if before and not death_being_noticed(seen) else None
                 if proof is not None:
                     break
     except KeyboardInterrupt:
@@ -188,8 +193,34 @@ def follow(
     if interrupted:
         raise CellInterrupted(cell.states(), stuck, lines)
     failures = cell.failures()
-    if failures:
+    if failures and borne(cell, watch, failures) == "no":
         raise CellError(failures[0], cell.states(), stuck, lines)
+
+
+def borne(cell: Cell, watch: Watch, failures: Sequence[RankFailure]) -> Literal["yes", "no", "for now"]:
+    """Whether these failures are no more than deaths, and all other ranks of the cell go on without the dead ones.
+
+    A rank says so by having gone on without them ("yes"), or, while it is at work, by being in code that will
+    ("for now"): see `labkit.comm.surviving`.
+    """
+    dead = {failure.rank for failure in failures}
+    others = set(cell.results) - {failure.rank for failure in cell.failures() if failure.died}
+    if not others or not all(failure.died for failure in failures):
+        return "no"
+    seen = watch.seen(cell)
+    answers = set()
+    for rank in others:
+        state, running = seen[rank].state, seen[rank].condition == "running"
+        went_on = state is not None and dead <= set(state.without)
+        answers.add("yes" if went_on else "for now" if state is not None and state.bears and running else "no")
+    return "no" if "no" in answers else "for now" if "for now" in answers else "yes"
+
+
+def death_being_noticed(seen: Mapping[int, Seen]) -> bool:
+    """Whether a rank waits that will go on without one that is gone, and has not heard of it yet."""
+    gone = {rank for rank, one in seen.items() if one.condition == "gone"}
+    states = [one.state for one in seen.values() if one.condition == "running" and one.state is not None]
+    return any(state.bears and not gone <= set(state.without) for state in states)
 
 
 def bring_back(cell: Cell, watch: Watch) -> None:

@@ -94,6 +94,10 @@ class Dataset:
             f"{dims(self.train.images.shape[1:])}, {len(self.classes)} classes{shared}{queued}"
         )
 
+    def examples(self) -> Tensors:
+        """Return samples to try a model with: the training set."""
+        return self.train
+
     def feed(
         self,
         rank: int,

@@ -85,8 +85,8 @@ def downpour(
     model
         This rank's; at the end all have the master's weights.
     dataset
-        The same on all ranks; each worker takes its part, or what the master hands it (``dataset.queued()``), at its own
-        pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     sync_every
         Steps of a worker from one push to the next.
     ranks_per_worker

@@ -82,8 +82,8 @@ def easgd(
     model
         This rank's; at the end all have the centre's weights, which are also what is tested.
     dataset
-        The same on all ranks; each worker takes its part, or what the master hands it (``dataset.queued()``), at its own
-        pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     elastic_force
         β = workers·α, 0…workers: how strongly all workers together pull the centre. With 0 each worker trains
         alone and the centre stays where it began.

@@ -97,8 +97,8 @@ def gem(
     model
         This rank's; at the end all have the master's weights.
     dataset
-        The same on all ranks; each worker takes its part, or what the master hands it (``dataset.queued()``), at its own
-        pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     kappa
         κ: how much of the energy of one worker alone all may use together. With 2 a single worker moves, in the
         long run, as fast as it would by itself.

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from .monitor import Resources
+
 __all__ = ["EpochRow", "History", "Steps", "versions"]
 
 
@@ -139,6 +141,15 @@ class History:
         Why it ended early, or None.
     by_rank
         Every rank's steps, on rank 0; elsewhere empty.
+    resources
+        What every rank's process used of the machine, on rank 0 and with ``monitor=True``; else empty.
+    parts
+        Seconds of parts of this rank's steps, one array a part, where the method times them apart; of a run that went
+        on from a checkpoint, since then.
+    changes
+        Where ranks can be lost and taken back: which trained from which step on. Each change has the ``step`` (from
+        0, of this history), ``time_s`` since the run began, the ``ranks`` that train from there on, and those that
+        were ``lost`` and ``joined``.
     """
 
     rank: int
@@ -150,6 +161,22 @@ class History:
     copies: int = 0
     stopped: str | None = None
     by_rank: list[Steps] = field(default_factory=list)
+    resources: list[Resources] = field(default_factory=list)
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def changed(self, step: int, ranks: list[int], time_s: float) -> None:
+        """Note that from `step` on these ranks train."""
+        before = self.changes[-1]["ranks"] if self.changes else ranks
+        lost, joined = sorted(set(before) - set(ranks)), sorted(set(ranks) - set(before))
+        self.changes.append({"step": step, "time_s": time_s, "ranks": ranks, "lost": lost, "joined": joined})
+
+    def world_sizes(self) -> np.ndarray:
+        """How many ranks trained at each step: int64, as long as the steps."""
+        sizes = np.full(len(self.steps), self.world_size)
+        for change in self.changes:
+            sizes[change["step"] :] = len(change["ranks"])
+        return sizes
 
     @property
     def method(self) -> str:
@@ -207,8 +234,10 @@ class History:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             del content["seconds"]
             steps, *by_rank = [_steps(each) for each in (content.pop("steps"), *content.pop("by_rank"))]
+            resources = [Resources(**_arrays(each)) for each in content.pop("resources", [])]
             rows = [EpochRow(**{name: _number(value) for name, value in row.items()}) for row in content.pop("epochs")]
-            return cls(steps=steps, epochs=rows, by_rank=by_rank, **content)
+            parts = _arrays(content.pop("parts", {}))
+            return cls(steps=steps, epochs=rows, by_rank=by_rank, resources=resources, parts=parts, **content)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no training history: {error}") from error
 
@@ -270,7 +299,11 @@ def _plain(value: Any) -> Any:
 
 
 def _steps(columns: dict[str, list[Any]]) -> Steps:
-    return Steps(**{name: np.array([_number(v) for v in column], np.float64) for name, column in columns.items()})
+    return Steps(**_arrays(columns))
+
+
+def _arrays(columns: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array([_number(value) for value in column], np.float64) for name, column in columns.items()}
 
 
 def _number(value: Any) -> Any:

@@ -17,11 +17,14 @@ from labkit.data import Batch, DataError, DatasetLike, Feed, as_dataset
 from labkit.telemetry import facts
 
 from . import slow
+from .batch_size import choose_batch_size
 from .history import EpochRow, History, versions
+from .models import check_log_probabilities
+from .monitor import Monitor
 from .optimizers import in_words
 from .progress import Progress
 from .recorder import Recorder
-from .replicas import TrainError, agree, shapes
+from .replicas import agree, shapes
 from .resume import Checkpoints
 from .settings import SettingError, Settings
 from .stopping import Stopping
@@ -65,6 +68,8 @@ class Run:
         Where the model computes, and in what.
     dataset
         As a `Dataset` or `Files`.
+    batch_size
+        Samples of one rank at a step, found out if the settings say so.
     feed
         This rank's batches.
     test
@@ -77,6 +82,8 @@ class Run:
         What the notebook's Stop button and learning-rate slider ask for.
     history
         What the run did.
+    slowed
+        Makes this rank slow, if it is to be: a step's computing stands in its ``with`` block.
     together
         Whether all ranks step together; else rank 0 is a master, and calls `end_epoch` and `finish` alone.
     validator
@@ -110,13 +117,14 @@ class Run:
         self.dtype = next(model.parameters()).dtype
         self.test = dataset.test.to(self.device)
         self.optim = settings.make_optimizer(model.parameters())
+        self.batch_size = choose_batch_size(settings, model, dataset, self.device, self.over)
         self.together = computing is None
         self.feed = self._own_feed(*(computing or (self.over.rank, self.over.size)))
         described = {
             "method": method,
             "model": shapes(model),
             "dataset": dataset.summary,
-            "batch_size": settings.batch_size,
+            "batch_size": self.batch_size,
             "optimizer": in_words(self.optim),
             "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
             **own,
@@ -137,9 +145,10 @@ class Run:
         self.validator = Validator(
             settings.validate, model, self.test, self.criterion, self.over, together=self.together
         )
-        self._slowed = self._slow(settings)
+        self.slowed = self._slow(settings)
         self._stopping = Stopping(settings.target, settings.early_stopping)
         self._checkpoints: Checkpoints | None = None
+        self._monitor: Monitor | None = None
         self._was_training = model.training
         self._around = contextlib.ExitStack()
         self._collected = False
@@ -153,9 +162,12 @@ class Run:
             if self.settings.checkpoint is not None or self.settings.restore:
                 self._checkpoints = Checkpoints(self)
                 around.callback(self._checkpoints.close)
+            if self.settings.monitor:
+                self._monitor = Monitor(self.device)
+                around.callback(self._monitor.close)
             self.validator.begin()
             around.callback(self.validator.close)
-            around.callback(self._slowed.close)
+            around.callback(self.slowed.close)
             self.model.train()
             self._around = around.pop_all()
         return self
@@ -176,6 +188,9 @@ class Run:
         self.history.steps = self.recorder.steps()
         series = self.over.all_gather_object(self.history.steps)
         self.history.by_rank = series if self.over.rank == 0 else []
+        if self._monitor is not None:
+            resources = self.over.all_gather_object(self._monitor.resources())
+            self.history.resources = resources if self.over.rank == 0 else []
         self._collected = True
 
     def forward_and_backward(
@@ -192,7 +207,7 @@ class Run:
         weight
             Factor of the loss before backward.
         """
-        with self._slowed:
+        with self.slowed:
             if len(batch.labels) == 0:
                 return math.nan, 0
             output = (forward or self.model)(batch.images.to(self.dtype))
@@ -210,7 +225,7 @@ class Run:
         computes, settings = number >= 0, self.settings
         device = self.device if computes else "cpu"
         try:
-            feed = self.dataset.feed(max(number, 0), count, settings.batch_size, settings.seed, device)
+            feed = self.dataset.feed(max(number, 0), count, self.batch_size, settings.seed, device)
         except DataError as error:
             raise SettingError(str(error)) from error
         return feed if computes else None
@@ -229,6 +244,7 @@ class Run:
         step: Step,
         *,
         after_steps: Callable[[], None] | None = None,
+        after_restore: Callable[[], None] | None = None,
         after_epoch: Callable[[EpochRow], None] | None = None,
         test: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
@@ -240,6 +256,8 @@ class Run:
             Makes one step.
         after_steps
             Called after an epoch's last step, before the model is tested.
+        after_restore
+            Called where the run goes on from a checkpoint, with what it holds in place.
         after_epoch
             Called with the epoch's row before it is told; may change it.
         test
@@ -248,7 +266,7 @@ class Run:
         """
         assert self.feed is not None
         epochs, history = self.settings.epochs, self.history
-        first, done = self.resume()
+        first, done = self.resume(after_restore)
         for epoch in range(first, epochs):
             if history.stopped:
                 break
@@ -278,8 +296,13 @@ class Run:
             self.end_epoch(row)
         self.finish()
 
-    def resume(self) -> tuple[int, int]:
+    def resume(self, after_restore: Callable[[], None] | None = None) -> tuple[int, int]:
         """Go on from the checkpoint in the settings, if there is one; all ranks call it, with the model ready to step.
+
+        Parameters
+        ----------
+        after_restore
+            As for `in_step`.
 
         Returns
         -------
@@ -289,6 +312,8 @@ class Run:
         if self._checkpoints is None:
             return 0, 0
         first, done = self._checkpoints.restore()
+        if after_restore is not None:
+            after_restore()
         rows = self.history.epochs
         if rows and done == 0 and math.isnan(rows[-1].test_loss) and (self.together or self.over.rank == 0):
             self.validate(rows[-1])  # its thread was still at it when the checkpoint was written
@@ -337,12 +362,3 @@ class Run:
                 self.collect_tests(outstanding=0)
         if self._checkpoints is not None:
             self._checkpoints.finish()
-
-
-def check_log_probabilities(output: Tensor) -> None:
-    """Refuse what nll_loss would take for log-probabilities: its minimum is then minus infinity."""
-    if output.ndim != 2 or not torch.allclose(output.detach().logsumexp(1), output.new_zeros(()), atol=1e-2):
-        raise TrainError(
-            "the model does not return log-probabilities, which nll_loss needs: end its forward with "
-            "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
-        )

@@ -57,7 +57,7 @@ class Master:
         self._into = [*rule.sent, *statistics]
         self._batches = batches
         self._stop, self._rate = 0.0, math.nan
-        self._tallies = Tallies(run.dataset.samples, run.recorder)
+        self._tallies = Tallies(run.dataset.samples, run.recorder, len(run.history.epochs))
         self._queue = run.dataset.work_queue(run.settings.seed) if run.dataset.by_queue else None
 
     def serve(self) -> None:
@@ -122,11 +122,12 @@ class Master:
         self._stop, self._rate = max(self._stop, stop), rate
 
     def count(self, push: Push, lost: bool = False) -> None:
-        """Add up what a worker did, or what of it was `lost`; close its epoch when that was the last of it."""
-        row = self._tallies.lose(push) if lost else self._tallies.add(push)
-        if row is not None:
+        """Add up what a worker did, or what of it was `lost`; close the epochs that end by it."""
+        ended = False
+        for row in self._tallies.lose(push) if lost else self._tallies.add(push):
             self._close(row)
-        elif self.run.told is not None:
+            ended = True
+        if not ended and self.run.told is not None:
             batches, loss = self._tallies.progress(push.epoch)
             self.run.told.step(int(push.epoch) + 1, self.run.settings.epochs, batches, self._batches, loss)
 

@@ -102,7 +102,7 @@ def train_with_master(
                 worker.train(first)
                 rows = {epoch + 1: own_mean(sums) for epoch, sums in worker.own.items()}
             elif role.top:
-                batches = -(-run.dataset.samples // (ranks * settings.batch_size)) * role.workers
+                batches = -(-run.dataset.samples // (ranks * run.batch_size)) * role.workers
                 master(run, channel, what, weights.statistics, role.children, batches).serve()
             else:
                 SubMaster(run, channel, what, weights, role, sync_every_masters).serve()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["CNN", "DNN", "MODELS", "GRUClassifier", "LeNet", "count_parameters"]
+from .replicas import TrainError
+
+__all__ = ["CNN", "DNN", "MODELS", "GRUClassifier", "LeNet", "check_log_probabilities", "count_parameters"]
 
 
 class LeNet(nn.Module):
@@ -142,6 +144,15 @@ MODELS: dict[str, type[nn.Module]] = {"lenet": LeNet, "cnn": CNN, "dnn": DNN, "g
 def count_parameters(model: nn.Module) -> int:
     """Return how many numbers training changes."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def check_log_probabilities(output: Tensor) -> None:
+    """Refuse what nll_loss would take for log-probabilities: its minimum is then minus infinity."""
+    if output.ndim != 2 or not torch.allclose(output.detach().logsumexp(1), output.new_zeros(()), atol=1e-2):
+        raise TrainError(
+            "the model does not return log-probabilities, which nll_loss needs: end its forward with "
+            "log_softmax(x, dim=1), or give loss=torch.nn.functional.cross_entropy"
+        )
 
 
 def _side(side: int, image_size: int) -> int:

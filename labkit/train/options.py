@@ -19,7 +19,10 @@ __all__ = ["DATASETS", "DEFAULT_INIT_METHOD", "METHOD_NAMES", "MODEL_NAMES", "Us
 
 DEFAULT_INIT_METHOD = "tcp://127.0.0.1:23456"
 MODEL_NAMES = ("lenet", "cnn", "dnn", "gru")
-METHOD_NAMES = ("averaging", "backup_workers", "downpour", "easgd", "gem", "single", "synchronous")
+METHOD_NAMES = (
+    *("averaging", "backup_workers", "downpour", "easgd", "elastic", "gem"),
+    *("matrices", "pipeline", "single", "synchronous", "tensor"),
+)
 DATASETS = ("mnist", "fashion-mnist", "cifar10", "digits", "auto")
 
 

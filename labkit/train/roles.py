@@ -74,7 +74,7 @@ def assign(method: str, rank: int, size: int, masters: int = 1, ranks_per_worker
     [(1, 4), (2, 3), (), (), (5, 6), (), ()]
     """
     each = ranks_per_worker
-    above = 1 + (masters if masters > 1 else 0)
+    above = 1 if masters == 1 else 1 + masters
     least = above + masters * each
     if size < least:
         raise TrainError(
@@ -88,26 +88,16 @@ def assign(method: str, rank: int, size: int, masters: int = 1, ranks_per_worker
             f"ranks_per_worker={each}: start {size - (size - above) % each} ranks, or choose another number"
         )
     workers = (size - above) // each
-    first = 1
-    heads = [0]
-    stretches: dict[int, tuple[int, int]] = {}  # first and last+1 of a master's workers, by its rank
+    leads: dict[int, range] = {}  # the first rank of each worker, by the rank of its master
+    following = above - masters  # 1 where rank 0 stands above the masters
     for number in range(masters):
-        head = 0 if masters == 1 else first
-        begin, end = share(workers, number, masters)
-        stretches[head] = (begin, end)
-        if masters > 1:
-            heads.append(head)
-        first += (end - begin) * each + (masters > 1)
-    starts: dict[int, int] = {}  # rank of each worker's first rank
-    for head, (begin, end) in stretches.items():
-        starts |= {worker: head + 1 + (worker - begin) * each for worker in range(begin, end)}
-    if rank in heads:
-        if rank == 0 and masters > 1:
-            children = tuple(heads[1:])
-        else:
-            children = tuple(starts[worker] for worker in range(*stretches[rank]))
-        return Role(-1, workers, -1 if rank == 0 else 0, children, -1, True)
-    worker = max(number for number, start in starts.items() if start <= rank)
-    head = max(head for head in stretches if head < rank)
-    inside = rank - starts[worker]
-    return Role(worker, workers, head, (), worker * each + inside, inside == 0)
+        first, last = share(workers, number, masters)
+        head, following = following, following + 1 + (last - first) * each
+        leads[head] = range(head + 1, following, each)
+    if rank in leads:
+        return Role(-1, workers, 0 if masters > 1 else -1, tuple(leads[rank]), -1, True)
+    if rank == 0:
+        return Role(-1, workers, -1, tuple(leads), -1, True)
+    passed = [head for head in leads if head < rank]
+    place = rank - len(passed) - (masters > 1)
+    return Role(place // each, workers, passed[-1], (), place, place % each == 0)

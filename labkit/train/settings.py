@@ -44,7 +44,7 @@ class Settings:
     epochs
         How often to go through the training set.
     batch_size
-        Samples of one rank at a step.
+        Samples of one rank at a step; ``"auto"``: as `labkit.train.find_batch_size` finds, anew in each run.
     lr, momentum
         Of the SGD optimizer; the defaults are those of the textbook example, small for MNIST.
     optimizer
@@ -72,6 +72,8 @@ class Settings:
         is one in it, else begin. Training with the same settings then goes on as if it had never ended.
     slow
         Ranks to slow down on purpose, as in ``{2: 3.0}``; see `labkit.train.slow`.
+    monitor
+        Sample each rank's processor time, memory and GPU once a second, into the history.
     progress
         Whether rank 0 prints one line an epoch (and in a notebook or on a terminal, how far it is), or what does.
     device
@@ -81,7 +83,7 @@ class Settings:
     """
 
     epochs: int = 1
-    batch_size: int = 64
+    batch_size: int | str = 64
     lr: float = 1e-3
     momentum: float = 0.85
     optimizer: OptimizerFactory | None = None
@@ -94,6 +96,7 @@ class Settings:
     checkpoint_every: int | str = 1
     restore: str | os.PathLike[str] | bool = False
     slow: Mapping[int, float | Slowness] | None = None
+    monitor: bool = False
     progress: bool | Progress = True
     device: torch.device | str | None = None
     over: Transport | comm.Communicator | None = None
@@ -101,6 +104,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             number = getattr(self, name)
+            if name == "batch_size" and number == "auto":
+                continue
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise SettingError(f"{name} must be a whole number of at least 1, not {number!r}")
         for name in ("lr", "momentum"):
@@ -165,6 +170,7 @@ class Settings:
             "early_stopping": self.early_stopping,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "checkpoint_every": self.checkpoint_every,
+            "monitor": self.monitor,
             "restore": self.restore if isinstance(self.restore, bool) else str(self.restore),
             "slow": in_words(self.slow),
         }

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .flat import FlatGradients
+from .flat_weights import FlatWeights
 from .optimizers import SGD, Adam, Optimizer
 from .replicas import TrainError
 
@@ -50,18 +51,11 @@ class FlatParameters:
 
     def __init__(self, model: nn.Module, gradients: FlatGradients | None = None) -> None:
         self.gradients = gradients or FlatGradients(model)
-        self.flat: list[nn.Parameter] = []
-        self._views: list[tuple[nn.Parameter, Tensor]] = []
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for buffer in self.gradients.buffers:
-            members = [p for p in trained if (p.dtype, p.device) == (buffer.dtype, buffer.device)]
-            flat = nn.Parameter(torch.cat([p.detach().flatten() for p in members]))
-            flat.grad = buffer
-            pieces = flat.detach().split([p.numel() for p in members])
-            for parameter, piece in zip(members, pieces, strict=True):
-                parameter.data = piece.view(parameter.shape)
-                self._views.append((parameter, parameter.data))
-            self.flat.append(flat)
+        self._weights = FlatWeights(model)
+        self.flat = [nn.Parameter(buffer) for buffer in self._weights.buffers]
+        for flat, gradient in zip(self.flat, self.gradients.buffers, strict=True):
+            flat.grad = gradient
+        self._places = [(parameter, parameter.data_ptr()) for parameter in model.parameters()]
 
     def check(self) -> None:
         """Make sure that the model still computes with the flat parameters, and its gradients lie in the flat ones.
@@ -71,7 +65,7 @@ class FlatParameters:
         TrainError
             When something gave a parameter other memory, as ``model.to()`` does.
         """
-        if any(parameter.data_ptr() != view.data_ptr() for parameter, view in self._views):
+        if any(parameter.data_ptr() != place for parameter, place in self._places):
             raise TrainError(
                 "the model's parameters are no longer views into the flat ones, so an update would not reach them: "
                 "something such as model.to() moved them. Move the model first, and make FlatParameters after that."
@@ -80,9 +74,7 @@ class FlatParameters:
 
     def release(self) -> None:
         """Give each parameter memory of its own again, with its value, and give the gradients up."""
-        for parameter, view in self._views:
-            if parameter.data_ptr() == view.data_ptr():
-                parameter.data = view.clone()
+        self._weights.release()
         self.gradients.release()
 
 

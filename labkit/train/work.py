@@ -108,8 +108,8 @@ class Worker:
             team.broadcast(handed)
             return None if handed < 0 else int(handed)
 
-        settings, part = run.settings, (team.rank, team.size)
-        return run.dataset.queue_feed(ask, settings.batch_size, settings.seed, run.device, part=part)
+        part = team.rank, team.size
+        return run.dataset.queue_feed(ask, run.batch_size, run.settings.seed, run.device, part=part)
 
     def _tell_missing(self, feed: Feed, epoch: int) -> None:
         """Let the master know how many samples of the epoch nobody will push."""

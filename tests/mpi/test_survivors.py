@@ -127,3 +127,19 @@ def test_only_the_world_has_survivors() -> None:
         """,
     )
     assert all("only the world has survivors" in line for line in out) and len(out) == 2
+
+
+def test_where_a_death_ends_all_ranks_elastic_training_refuses_with_the_cure() -> None:
+    command, environment = mpiexec_command(2)
+    plain = [word for word in command if word not in ("--with-ft", "ulfm")]
+    program = """
+        from labkit import data, train
+        try:
+            train.elastic(train.LeNet(), data.load("digits", size=100))
+        except train.TrainError as error:
+            print(error)
+        """
+    source = BEGIN + textwrap.dedent(program)
+    status, out, err = run([*plain, sys.executable, "-c", source], environment, limit_s=60)
+    assert status == 0, err
+    assert out.count("Cure: Open MPI from version 5 on, started by mpiexec --with-ft ulfm") == 2

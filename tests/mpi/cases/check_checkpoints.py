@@ -167,3 +167,21 @@ def test_what_the_stop_button_ends_goes_on_in_the_middle_of_the_epoch(
     history = synchronous(resumed, checkpoint=folder, restore=True)
     assert history.settings["restored"].endswith("after epoch 1, step 3") or comm.size == 1
     same((history, resumed), (expected, whole))
+
+
+def test_a_master_goes_on_with_its_weights_and_the_next_epoch(folder: Path) -> None:
+    if comm.size == 1:
+        pytest.skip("a master needs a worker")
+    settings = {"batch_size": 9, "progress": False, "device": "cpu", "validate": "thread", "checkpoint": folder}
+    model, resumed = fresh(), fresh(1)
+    first = train.downpour(model, noise(), epochs=2, lr=0.05, **settings)
+    saved = train.load_checkpoint(folder)
+    assert (saved["epoch"], saved["step"]) == (2, 0)
+    assert all(torch.equal(value, saved["model"][name]) for name, value in model.named_parameters())
+    comm.barrier()
+    second = train.downpour(resumed, noise(), epochs=3, lr=0.05, restore=True, **settings)
+    assert [row.epoch for row in second.epochs] == [1, 2, 3]
+    known = [row.test_loss for row in first.epochs]
+    assert [row.test_loss for row in second.epochs][:2] == known and second.epochs[2].test_loss > 0
+    samples = sum(comm.all_gather_object(float(second.steps.samples.sum())))
+    assert samples == len(noise().train)  # one epoch more, every sample once

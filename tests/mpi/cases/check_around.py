@@ -1,4 +1,4 @@
-"""Several ranks test their model in each way; what one of them finds or fails at, all know."""
+"""Several ranks test their model in each way, and choose a batch size; what one finds or fails at, all know."""
 
 from __future__ import annotations
 
@@ -55,3 +55,15 @@ def test_all_ranks_stop_after_the_same_epoch() -> None:
     history = synchronous(validate="thread", epochs=10**6, lr=0.0, early_stopping="val_loss,~<,2")
     ends = comm.all_gather_object((len(history.epochs), history.stopped, len(history.steps)))
     assert all(end == ends[0] for end in ends) and "has not become smaller" in ends[0][1]
+
+
+def test_all_ranks_agree_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(_: object, images: Tensor, labels: Tensor) -> float:
+        return 1.0 if len(labels) <= (8 if comm.rank == comm.size - 1 else 32) else 10.0
+
+    monkeypatch.setattr("labkit.train.batch_size._Trial._seconds", seconds)  # the last rank is the slowest
+    history = synchronous(batch_size="auto", epochs=1)
+    assert comm.all_gather_object(history.settings["batch_size"]) == [8] * comm.size
+    if comm.size > 1:
+        with pytest.raises(train.TrainError, match="batch_size: rank 0: 'auto', rank 1: 8"):
+            synchronous(batch_size="auto" if comm.rank == 0 else 8)
