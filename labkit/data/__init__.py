@@ -7,7 +7,7 @@ from .errors import DataError, NotAvailableError
 from .feeds import Batch, Feed, ShardFeed
 from .files import Files, files
 from .files_feed import FilesFeed
-from .own import as_dataset, from_tensors
+from .own import DatasetLike, as_dataset, from_tensors
 from .queues import QueueFeed, WorkQueue
 from .shards import Part, Shard, share
 from .tensors import Tensors
@@ -17,6 +17,7 @@ __all__ = [
     "Batch",
     "DataError",
     "Dataset",
+    "DatasetLike",
     "Feed",
     "Files",
     "FilesFeed",

@@ -94,6 +94,10 @@ class Dataset:
             f"{dims(self.train.images.shape[1:])}, {len(self.classes)} classes{shared}{queued}"
         )
 
+    def examples(self) -> Tensors:
+        """Return samples to try a model with: the training set."""
+        return self.train
+
     def feed(
         self,
         rank: int,
@@ -167,6 +171,7 @@ class Dataset:
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> QueueFeed:
         """Return the batches of a worker, which asks the master for its samples.
 
@@ -176,6 +181,8 @@ class Dataset:
             Takes the epoch, sends it to the master, where `WorkQueue.next` answers, and returns the answer.
         batch_size, seed, device, dtype
             As for `feed`; the seed is the same on all ranks.
+        part
+            As for `QueueFeed`.
         """
         chunk, train = self._chunk(), self.train.to(device)
         orders: dict[int, torch.Tensor] = {}
@@ -187,7 +194,7 @@ class Dataset:
                 orders[epoch] = shuffled(len(train), seed, epoch, 0)
             return train.take(orders[epoch][piece * chunk : (piece + 1) * chunk])
 
-        return QueueFeed(ask, load, batch_size, seed, dtype)
+        return QueueFeed(ask, load, batch_size, seed, dtype, part)
 
     def split(self, validation: int | float, seed: int = 0) -> tuple[Dataset, Tensors]:
         """Hold a part of the training set back to choose by, so that the test set is seen once, by the best.

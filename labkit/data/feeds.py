@@ -40,6 +40,8 @@ class Feed(Protocol):
         Batches of an epoch, the same on all ranks; 0 when nobody can know beforehand.
     together
         Whether all ranks get equally many batches an epoch, so that they can step together.
+    missing
+        Samples of the last epoch that could not be read.
     """
 
     @property
@@ -50,6 +52,11 @@ class Feed(Protocol):
     @property
     def together(self) -> bool:
         """Whether all ranks get equally many."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """Samples of the last epoch that could not be read."""
         ...
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
@@ -71,6 +78,7 @@ class ShardFeed:
     """
 
     together = True
+    missing = 0
 
     def __init__(self, samples: Tensors, shard: Shard, dtype: torch.dtype | None = None) -> None:
         self.samples = samples

@@ -92,6 +92,13 @@ class Files:
         folders = sorted({str(header.path.parent) for header in self.headers})
         return f"from {folders[0]}" + (f" and {len(folders) - 1} more folders" if len(folders) > 1 else "")
 
+    def examples(self) -> Tensors:
+        """Return samples to try a model with: as many as the first file has, without their images, which are black."""
+        header = self.headers[0]
+        images = torch.zeros((header.samples, *header.shape), dtype=header.dtype)
+        labels = torch.arange(header.samples) % len(self.classes)
+        return Tensors(images, labels, self.mean, self.std)
+
     def feed(
         self,
         rank: int,
@@ -139,11 +146,12 @@ class Files:
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> QueueFeed:
         """Return the batches of a worker, which asks the master for files; see `labkit.data.Dataset.queue_feed`."""
         self._check_queue()
-        load = self._loader(device)
-        return QueueFeed(ask, lambda epoch, file: load(file), batch_size, seed, dtype)
+        load, sizes = self._loader(device), [header.samples for header in self.headers]
+        return QueueFeed(ask, lambda epoch, file: load(file), batch_size, seed, dtype, part, sizes)
 
     def _loader(self, device: torch.device | str) -> Callable[[int], Tensors | DataError]:
         def load(file: int) -> Tensors | DataError:

@@ -168,6 +168,11 @@ class FilesFeed:
         """Batches of an epoch, the empty ones included."""
         return self._plan.steps
 
+    @property
+    def missing(self) -> int:
+        """Samples of the files that this rank could not read."""
+        return sum(self._samples[file] for file in self.damaged)
+
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """Go through epoch `number`, beginning with batch `first`; files before it are not read.
 

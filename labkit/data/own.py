@@ -17,11 +17,13 @@ from .errors import DataError
 from .files import Files
 from .tensors import Tensors, check_samples, dims, in_words
 
-__all__ = ["as_dataset", "from_tensors"]
+__all__ = ["DatasetLike", "as_dataset", "from_tensors"]
 
 log = logging.getLogger("labkit.data")
 
 Array = torch.Tensor | np.ndarray
+DatasetLike = Dataset | Files | tuple[Any, Any]
+"""What training takes: see `as_dataset`."""
 COMPARED = 4
 """Samples of a torch data set that are read twice, to see whether they come out the same."""
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from .errors import DataError
 from .feeds import Batch
 from .prefetch import read_ahead
-from .shards import shuffled
+from .shards import share, shuffled
 from .tensors import Tensors
 
 __all__ = ["QueueFeed", "WorkQueue"]
@@ -119,6 +119,16 @@ class QueueFeed:
         Of the shuffle.
     dtype
         Floating-point type of the images; default: float32, or what they are where they were normalised before.
+    part
+        Where several ranks are one worker and are handed the same pieces: this rank's number among them, and how many
+        they are. Each then takes its part of each batch of all of them, `batch_size` samples a rank.
+    sizes
+        Samples of each piece, to count those that could not be read.
+
+    Attributes
+    ----------
+    missing
+        This rank's part of the last epoch's samples that could not be read.
     """
 
     together = False
@@ -131,6 +141,8 @@ class QueueFeed:
         batch_size: int,
         seed: int = 0,
         dtype: torch.dtype | None = None,
+        part: tuple[int, int] = (0, 1),
+        sizes: Sequence[int] = (),
     ) -> None:
         if batch_size < 1:
             raise DataError(f"the batch size must be at least 1, not {batch_size}")
@@ -139,6 +151,9 @@ class QueueFeed:
         self._batch_size = batch_size
         self._seed = seed
         self._dtype = dtype
+        self._part = part
+        self._sizes = sizes
+        self.missing = 0
 
     def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """Go through what the master hands out in epoch `number`.
@@ -157,10 +172,15 @@ class QueueFeed:
         def load(piece: int) -> tuple[int, Tensors | DataError]:
             return piece, self._load(number, piece)
 
+        self.missing = 0
+        together = self._batch_size * self._part[1]
         for piece, samples in read_ahead(lambda: self._ask(number), load):
             if isinstance(samples, DataError):
                 log.warning("left out: %s", samples)
+                first, last = share(self._sizes[piece] if self._sizes else 0, *self._part)
+                self.missing += last - first
                 continue
-            for indices in shuffled(len(samples), self._seed, number, 1 + piece).split(self._batch_size):
-                yield Batch(*samples.batch(indices, self._dtype), len(indices))
+            for indices in shuffled(len(samples), self._seed, number, 1 + piece).split(together):
+                first, last = share(len(indices), *self._part)
+                yield Batch(*samples.batch(indices[first:last], self._dtype), len(indices))
             del samples  # before the next is asked for, and read into memory

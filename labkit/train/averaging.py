@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Batch, Dataset
+from labkit.data import Batch, DatasetLike
 
 from .flat_weights import FlatWeights
 from .history import History
@@ -20,7 +20,7 @@ __all__ = ["averaging"]
 
 
 @method("averaging")
-def averaging(model: nn.Module, dataset: Dataset, *, average_every: int = 10, **settings: Any) -> History:
+def averaging(model: nn.Module, dataset: DatasetLike, *, average_every: int = 10, **settings: Any) -> History:
     """Train `model` on all ranks, each by its own optimizer, with the mean of the weights now and then.
 
     Instead of gradients the weights and biases are all-reduced (A. Vishnu et al., "Distributed TensorFlow with MPI",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .downpour import Downpour
 from .exchange import Push
@@ -95,7 +95,7 @@ class PatientMaster(Master):
 
 
 @method("backup_workers")
-def backup_workers(model: nn.Module, dataset: Dataset, *, wait_for: float = 0.95, **settings: Any) -> History:
+def backup_workers(model: nn.Module, dataset: DatasetLike, *, wait_for: float = 0.95, **settings: Any) -> History:
     """Train `model` by synchronous SGD that leaves stragglers behind; rank 0 is the master; all ranks call it alike.
 
     Parameters

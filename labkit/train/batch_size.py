@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit import comm
-from labkit.data import Dataset
+from labkit.data import Dataset, DatasetLike, Files, Tensors, as_dataset
 
 from .device import choose_device
 from .optimizers import SGD, Optimizer
@@ -62,7 +62,7 @@ class BatchSize:
 
 def find_batch_size(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     gain: float = 0.05,
     memory_share: float = 0.5,
@@ -106,13 +106,14 @@ def find_batch_size(
         raise ValueError(f"gain must be at least 0 and memory_share in 0…1, not {gain!r} and {memory_share!r}")
     carrier = MPITransport(over) if over is None or isinstance(over, comm.Communicator) else over
     where = choose_device() if device is None else torch.device(device)
-    limit = min(largest or len(dataset.train), max(1, len(dataset.train) // carrier.size))
+    dataset = as_dataset(dataset)
+    limit = min(largest or dataset.samples, max(1, dataset.samples // carrier.size))
     allowed = _allowed_bytes(carrier, where, memory_share)
     tried: list[Tried] = []
     with torch.random.fork_rng([where] if where.type == "cuda" else []):
         twin = copy.deepcopy(model).to(where).train()
         optim = optimizer(twin.parameters()) if optimizer else SGD(twin.parameters(), lr=1e-3)
-        trial = _Trial(twin, dataset, loss or functional.nll_loss, optim, where)
+        trial = _Trial(twin, dataset.examples(), loss or functional.nll_loss, optim, where)
         size = min(FIRST, limit)
         reason = ""
         while not reason:
@@ -140,7 +141,7 @@ def find_batch_size(
 
 
 def choose_batch_size(
-    settings: Settings, model: nn.Module, dataset: Dataset, device: torch.device, over: Transport
+    settings: Settings, model: nn.Module, dataset: Dataset | Files, device: torch.device, over: Transport
 ) -> int:
     """Return the batch size in the settings, found out if they say so."""
     agree(over, {"batch_size": settings.batch_size})  # before some measure, and others do not
@@ -156,12 +157,12 @@ class _Trial:
     def __init__(
         self,
         model: nn.Module,
-        dataset: Dataset,
+        samples: Tensors,
         loss: Callable[[Tensor, Tensor], Tensor],
         optim: Optimizer,
         device: torch.device,
     ) -> None:
-        self._model, self._samples, self._loss = model, dataset.train, loss
+        self._model, self._samples, self._loss = model, samples, loss
         self._optim, self._device = optim, device
         self._dtype = next(model.parameters()).dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,14 +21,6 @@ BACKENDS = ("mpi", "gloo", "nccl")
 _NEW = "forward_sync_buffers" in inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
 _BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW else "broadcast_buffers": False}
 """Each rank keeps its own, as in the other ways. torch 2.15 has a new name for it."""
-
-
-class ByHand(Protocol):
-    """Another way to reduce a model's gradients."""
-
-    def all_reduce(self, over: Transport, op: str) -> None:
-        """Replace all gradients by the ranks' mean or sum."""
-        ...
 
 
 class DDPGradients:
@@ -47,9 +39,6 @@ class DDPGradients:
         ``"mean"``, or ``"sum"`` of the ranks' gradients.
     backend
         One of `BACKENDS`.
-    by_hand
-        Reduces the gradients after a step in which a rank had no sample, and so no backward for
-        DistributedDataParallel to take part in.
 
     Raises
     ------
@@ -59,12 +48,11 @@ class DDPGradients:
         When it cannot be used here.
     """
 
-    def __init__(self, model: nn.Module, over: Transport, op: str, backend: str, by_hand: ByHand) -> None:
+    def __init__(self, model: nn.Module, over: Transport, op: str, backend: str) -> None:
         check_backend(backend)
         self.copies = 0
-        self._model, self._op, self._size, self._by_hand = model, op, over.size, by_hand
+        self._model, self._op, self._size = model, op, over.size
         self._group, self._made = _process_group(backend, over)
-        self._used = False
         try:
             self._wrapped = nn.parallel.DistributedDataParallel(
                 model,
@@ -78,20 +66,29 @@ class DDPGradients:
             raise
 
     def forward(self, images: Tensor) -> Any:
-        """The model's output; its backward reduces the gradients. For steps in which every rank has a sample."""
-        self._used = True
+        """The model's output; its backward reduces the gradients, with every rank's."""
         return self._wrapped(images)
+
+    def without_samples(self, images: Tensor) -> None:
+        """Take part with gradients of 0, on a rank that has none of the step's samples: of shape 0×… `images`.
+
+        The others' backward waits for this rank's. Not in training mode: no random number is drawn for dropout, and
+        no statistics change.
+        """
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            (self.forward(images.new_zeros((1, *images.shape[1:]))) * 0).sum().backward()
+        finally:
+            self._model.train(was_training)
 
     def zero(self) -> None:
         """Forget the gradients of the last step."""
         self._model.zero_grad()
-        self._used = False
 
     def all_reduce(self, over: Transport, op: str) -> None:
         """Finish what backward has not done."""
-        if not self._used:
-            self._by_hand.all_reduce(over, op)
-        elif self._op == "sum":  # DistributedDataParallel knows the mean alone
+        if self._op == "sum":  # DistributedDataParallel knows the mean alone
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
                     parameter.grad *= self._size

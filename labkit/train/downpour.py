@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .flat import FlatGradients
 from .flat_weights import FlatWeights
@@ -67,7 +67,7 @@ class Downpour:
 @method("downpour")
 def downpour(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     sync_every: int = 1,
     ranks_per_worker: int = 1,
@@ -85,7 +85,8 @@ def downpour(
     model
         This rank's; at the end all have the master's weights.
     dataset
-        The same on all ranks; each worker takes its part, at its own pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     sync_every
         Steps of a worker from one push to the next.
     ranks_per_worker

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .flat import FlatGradients
 from .flat_weights import FlatWeights
@@ -66,7 +66,7 @@ class Elastic:
 @method("easgd")
 def easgd(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     elastic_force: float = 0.9,
     sync_every: int = 10,
@@ -82,7 +82,8 @@ def easgd(
     model
         This rank's; at the end all have the centre's weights, which are also what is tested.
     dataset
-        The same on all ranks; each worker takes its part, at its own pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     elastic_force
         β = workers·α, 0…workers: how strongly all workers together pull the centre. With 0 each worker trains
         alone and the centre stays where it began.

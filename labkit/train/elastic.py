@@ -25,7 +25,7 @@ from torch import nn
 
 from labkit import comm
 from labkit.comm import surviving
-from labkit.data import Batch, Dataset, ShardFeed
+from labkit.data import Batch, Dataset, DatasetLike, ShardFeed, as_dataset
 
 from .elastic_state import ElasticState, Reached, meeting_point
 from .flat import FlatGradients
@@ -43,7 +43,7 @@ __all__ = ["elastic"]
 
 
 @method("elastic")
-def elastic(model: nn.Module, dataset: Dataset, *, resume: ElasticState | None = None, **settings: Any) -> History:
+def elastic(model: nn.Module, dataset: DatasetLike, *, resume: ElasticState | None = None, **settings: Any) -> History:
     """Train `model` on all ranks together, and go on with the others when one dies; all ranks call it alike.
 
     As long as nobody dies this is `labkit.train.synchronous`. The global batch, ``batch_size`` times the number of
@@ -54,7 +54,7 @@ def elastic(model: nn.Module, dataset: Dataset, *, resume: ElasticState | None =
     model
         This rank's replica; changed in place and moved to the device.
     dataset
-        The same on all ranks.
+        The same on all ranks, in memory: the ranks that are left share it out anew.
     resume
         Where the training stands. With an `ElasticState` that was used before, it goes on from there: after
         ``lab.heal()``, where a rank that was started again has an empty one and gets weights, optimizer and step from
@@ -89,6 +89,12 @@ def elastic(model: nn.Module, dataset: Dataset, *, resume: ElasticState | None =
         raise TrainError(
             "elastic training needs an MPI whose ranks survive another one's death. Cure: Open MPI from version 5 on, "
             "started by mpiexec --with-ft ulfm (labkit.start() and labkit train do so), or train.synchronous."
+        )
+    dataset = as_dataset(dataset)
+    if not isinstance(dataset, Dataset) or dataset.weights:
+        raise SettingError(
+            "elastic training shares the samples out equally among those that are left, so they must be in memory and "
+            f"without weights; {dataset.name} is not: use data.load or data.from_tensors"
         )
     run = Run("elastic", model, dataset, common, {"resume": resume is not None})
     with run:

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from labkit import comm
 
-__all__ = ["DONE", "TALLY", "UPDATE", "Answer", "Channel", "Push"]
+__all__ = ["ASK", "DONE", "LOST", "TALLY", "UPDATE", "Answer", "Channel", "Push"]
 
-UPDATE, TALLY, DONE = 0, 1, 2
-"""Kinds of a push: with tensors, and answered; figures alone; nothing at all, after which nothing comes."""
+UPDATE, TALLY, LOST, ASK, DONE = range(5)
+"""Kinds of a push: with tensors, and answered; figures alone; how many samples are not used; a question for the next
+piece of the data; nothing at all, after which nothing comes."""
 
-_PUSH, _ANSWER, _DATA = 1, 2, 3  # tags
+_PUSH, _ANSWER, _DATA, _PIECE = 1, 2, 3, 4  # tags
+_NONE_LEFT = -1
 
 
 class Push(NamedTuple):
@@ -29,9 +31,9 @@ class Push(NamedTuple):
     Attributes
     ----------
     kind
-        `UPDATE`, `TALLY` or `DONE`.
+        `UPDATE`, `TALLY`, `LOST`, `ASK` or `DONE`.
     version
-        Updates that the weights had seen which the worker computed with.
+        Updates that the weights had seen which the worker computed with; of `ASK`, the number of the worker.
     epoch
         Of the figures that follow, from 0.
     loss
@@ -92,6 +94,7 @@ class Channel:
         self.group = group
         self._push = torch.zeros(len(Push()), dtype=torch.float64)
         self._answer = torch.zeros(len(Answer()), dtype=torch.float64)
+        self._piece = torch.zeros(1, dtype=torch.int64)
 
     def push(self, master: int, header: Push, tensors: Sequence[Tensor] = ()) -> None:
         """Send to `master`."""
@@ -116,6 +119,18 @@ class Channel:
         comm.recv(self._answer, master, _ANSWER, group=self.group)
         self._recv(into, master)
         return Answer(*self._answer.tolist())
+
+    def ask(self, master: int, question: Push) -> int | None:
+        """Ask `master` for a piece of the data, and return its number; None when none is left."""
+        self.push(master, question)
+        comm.recv(self._piece, master, _PIECE, group=self.group)
+        piece = int(self._piece)
+        return None if piece == _NONE_LEFT else piece
+
+    def hand_out(self, worker: int, piece: int | None) -> None:
+        """Answer what `ask` asked."""
+        answer = torch.tensor([_NONE_LEFT if piece is None else piece])
+        comm.send(answer, worker, _PIECE, group=self.group)
 
     def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
         for tensor in tensors:

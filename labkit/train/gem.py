@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .flat import FlatGradients
 from .flat_weights import FlatWeights
@@ -80,7 +80,7 @@ class EnergyMatching:
 @method("gem")
 def gem(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     kappa: float = 2.0,
     ranks_per_worker: int = 1,
@@ -97,7 +97,8 @@ def gem(
     model
         This rank's; at the end all have the master's weights.
     dataset
-        The same on all ranks; each worker takes its part, at its own pace.
+        The same on all ranks; each worker takes its part, or of ``dataset.queued()`` what the master hands it, at its
+        own pace.
     kappa
         κ: how much of the energy of one worker alone all may use together. With 2 a single worker moves, in the
         long run, as fast as it would by itself.

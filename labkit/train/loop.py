@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.data import Batch, Dataset, Feed, Shard, ShardFeed
+from labkit.data import Batch, DataError, DatasetLike, Feed, as_dataset
 from labkit.telemetry import facts
 
 from . import slow
@@ -50,14 +50,15 @@ class Run:
     model
         This rank's replica; moved to the device and changed in place.
     dataset
-        The same on all ranks.
+        The same on all ranks: a `Dataset`, `Files`, or what else `labkit.data.as_dataset` takes.
     settings
         What all methods take.
     own
         The settings that only this method takes, for the history; all ranks must give the same.
     computing
         This rank's number among those that compute, and how many they are: the samples are spread over them.
-        Default: all ranks. A rank that computes nothing, such as a master, has number -1 and no feed.
+        Default: all ranks. A rank that computes nothing, such as a master, has number -1 and no feed; where a master
+        hands the samples out, the method makes the feed.
 
     Attributes
     ----------
@@ -65,6 +66,8 @@ class Run:
         What carries tensors between the ranks.
     device, dtype
         Where the model computes, and in what.
+    dataset
+        As a `Dataset` or `Files`.
     batch_size
         Samples of one rank at a step, found out if the settings say so.
     feed
@@ -96,16 +99,17 @@ class Run:
         self,
         method: str,
         model: nn.Module,
-        dataset: Dataset,
+        dataset: DatasetLike,
         settings: Settings,
         own: dict[str, Any],
         computing: tuple[int, int] | None = None,
     ) -> None:
-        if len(dataset.train) == 0:
+        self.dataset = dataset = as_dataset(dataset)
+        if dataset.samples == 0:
             raise SettingError("the data set has no training samples")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SettingError(f"{type(model).__name__} has no parameters to train")
-        self.model, self.dataset, self.settings = model, dataset, settings
+        self.model, self.settings = model, settings
         self.over = settings.transport
         self.device = settings.choose_device()
         self.criterion = settings.criterion
@@ -114,11 +118,8 @@ class Run:
         self.test = dataset.test.to(self.device)
         self.optim = settings.make_optimizer(model.parameters())
         self.batch_size = choose_batch_size(settings, model, dataset, self.device, self.over)
-        number, count = computing or (self.over.rank, self.over.size)
-        self.feed: Feed | None = None
-        if number >= 0:
-            shard = Shard(len(dataset.train), number, count, self.batch_size, settings.seed)
-            self.feed = ShardFeed(dataset.train.to(self.device), shard)
+        self.together = computing is None
+        self.feed = self._own_feed(*(computing or (self.over.rank, self.over.size)))
         described = {
             "method": method,
             "model": shapes(model),
@@ -132,7 +133,6 @@ class Run:
         }
         agree(self.over, described)
         self.described = described
-        self.together = computing is None
         facts.record("model", shapes(model).split(" (")[0])
         facts.record("seed", f"{settings.seed} (shuffle, dropout)")
         self.history = History(self.over.rank, self.over.size, dict(described), versions(self.over.name))
@@ -216,6 +216,19 @@ class Run:
         if self.recorder.step == 0 and self.settings.loss is None:
             check_log_probabilities(output)
         return loss.item(), int((output.argmax(1) == batch.labels).sum())
+
+    def _own_feed(self, number: int, count: int) -> Feed | None:
+        """Return the batches of one of the ranks that compute; None for a master, or where one hands them out."""
+        if self.dataset.by_queue and not self.together:
+            return None
+        # A master refuses what the others refuse, and takes no samples to its device.
+        computes, settings = number >= 0, self.settings
+        device = self.device if computes else "cpu"
+        try:
+            feed = self.dataset.feed(max(number, 0), count, self.batch_size, settings.seed, device)
+        except DataError as error:
+            raise SettingError(str(error)) from error
+        return feed if computes else None
 
     def _slow(self, settings: Settings) -> slow.Slowed:
         """Return what makes this rank slow, if it is to be."""

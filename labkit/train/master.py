@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from .exchange import TALLY, UPDATE, Answer, Channel, Push
+from .exchange import ASK, LOST, TALLY, UPDATE, Answer, Channel, Push
 from .history import EpochRow
 from .loop import Run
 from .rule import Rule
@@ -57,7 +57,8 @@ class Master:
         self._into = [*rule.sent, *statistics]
         self._batches = batches
         self._stop, self._rate = 0.0, math.nan
-        self._tallies = Tallies(len(run.dataset.train), run.recorder)
+        self._tallies = Tallies(run.dataset.samples, run.recorder, len(run.history.epochs))
+        self._queue = run.dataset.work_queue(run.settings.seed) if run.dataset.by_queue else None
 
     def serve(self) -> None:
         """Go on until every worker is done."""
@@ -65,8 +66,10 @@ class Master:
             source, push = self.channel.next_push(self._into)
             if push.kind == UPDATE:
                 self.take(source, push)
-            elif push.kind == TALLY:
-                self.count(push)
+            elif push.kind in (TALLY, LOST):
+                self.count(push, lost=push.kind == LOST)
+            elif push.kind == ASK:
+                self.hand_out(source, push)
             else:
                 self.active.discard(source)
                 self.left()
@@ -86,6 +89,11 @@ class Master:
             self.answer(source, staleness)
         self.count(push)
         self.run.after_update()
+
+    def hand_out(self, source: int, push: Push) -> None:
+        """Tell a worker which piece of the data it shall take next."""
+        assert self._queue is not None
+        self.channel.hand_out(source, self._queue.next(int(push.version), int(push.epoch)))
 
     def left(self) -> None:
         """A worker is done: the others go on by themselves."""
@@ -114,11 +122,12 @@ class Master:
         self._stop, self._rate = max(self._stop, stop), rate
 
     def count(self, push: Push, lost: bool = False) -> None:
-        """Add up what a worker did, or what of it was `lost`; close its epoch when that was the last of it."""
-        row = self._tallies.lose(push) if lost else self._tallies.add(push)
-        if row is not None:
+        """Add up what a worker did, or what of it was `lost`; close the epochs that end by it."""
+        ended = False
+        for row in self._tallies.lose(push) if lost else self._tallies.add(push):
             self._close(row)
-        elif self.run.told is not None:
+            ended = True
+        if not ended and self.run.told is not None:
             batches, loss = self._tallies.progress(push.epoch)
             self.run.told.step(int(push.epoch) + 1, self.run.settings.epochs, batches, self._batches, loss)
 

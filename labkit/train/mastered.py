@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from labkit import comm
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .exchange import Channel
 from .flat import FlatGradients
@@ -32,7 +32,7 @@ __all__ = ["at_least_one", "train_with_master"]
 def train_with_master(
     method: str,
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     settings: Settings,
     own: dict[str, Any],
     rule: MakeRule,
@@ -102,7 +102,7 @@ def train_with_master(
                 worker.train(first)
                 rows = {epoch + 1: own_mean(sums) for epoch, sums in worker.own.items()}
             elif role.top:
-                batches = -(-len(dataset.train) // (ranks * run.batch_size)) * role.workers
+                batches = -(-run.dataset.samples // (ranks * run.batch_size)) * role.workers
                 master(run, channel, what, weights.statistics, role.children, batches).serve()
             else:
                 SubMaster(run, channel, what, weights, role, sync_every_masters).serve()

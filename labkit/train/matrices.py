@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit import comm
-from labkit.data import Batch, Dataset, Feed, share
+from labkit.data import Batch, DatasetLike, Feed, as_dataset, share
 
 from .history import History
 from .loop import Run
@@ -110,6 +110,7 @@ class ScatteredFeed:
     """
 
     together = True
+    missing = 0
 
     def __init__(
         self,
@@ -157,7 +158,12 @@ class ScatteredFeed:
 
 @method("matrices")
 def matrices(
-    model: nn.Module, dataset: Dataset, *, gather: str = "gather", batch_size: int | str | None = None, **settings: Any
+    model: nn.Module,
+    dataset: DatasetLike,
+    *,
+    gather: str = "gather",
+    batch_size: int | str | None = None,
+    **settings: Any,
 ) -> History:
     """Train fully connected layers with plain matrices, by scatter, gather and broadcast; all ranks call it alike.
 
@@ -200,6 +206,7 @@ def matrices(
     """
     if gather not in GATHERS:
         raise SettingError(f'gather must be "gather" or "reduce", not {gather!r}')
+    dataset = as_dataset(dataset)
     n = dataset.samples
     given = {"epochs": 60, "lr": 1.0, "momentum": 0.9} | settings
     over = ranks_of(Settings.of("matrices", given, ["gather", "batch_size"]).transport, "matrices")

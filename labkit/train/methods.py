@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from labkit.data import Dataset
+from labkit.data import DatasetLike
 
 from .history import History
 
@@ -40,7 +40,7 @@ def method(name: str) -> Callable[[Method], Method]:
     return register
 
 
-def run(name: str, model: nn.Module, dataset: Dataset, **settings: Any) -> History:
+def run(name: str, model: nn.Module, dataset: DatasetLike, **settings: Any) -> History:
     """Train `model` by the method of that name; all ranks call it alike.
 
     Raises

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from labkit import comm
-from labkit.data import Batch, Dataset, share
+from labkit.data import Batch, DatasetLike, share
 
 from .history import History
 from .loop import Run
@@ -35,7 +35,7 @@ __all__ = ["pipeline"]
 @method("pipeline")
 def pipeline(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     micro_batches: int | None = None,
     schedule: str = "1f1b",

@@ -60,6 +60,7 @@ class CommonFeed:
     """
 
     together = True
+    missing = 0
     whole: Batch
 
     def __init__(self, feed: Feed, rank: int, size: int) -> None:

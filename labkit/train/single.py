@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.data import Batch, Dataset
+from labkit.data import Batch, DatasetLike
 
 from .history import History
 from .loop import Run
@@ -18,7 +18,7 @@ __all__ = ["single"]
 
 
 @method("single")
-def single(model: nn.Module, dataset: Dataset, **settings: Any) -> History:
+def single(model: nn.Module, dataset: DatasetLike, **settings: Any) -> History:
     """Train `model` in this process, with the same steps as the other methods make and without communication.
 
     R ranks of synchronous SGD with batch size B take the same steps as this with R·B. Called on several ranks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .exchange import DONE, TALLY, Channel, Push
+from .exchange import DONE, LOST, TALLY, Channel, Push
 from .flat_weights import FlatWeights
 from .loop import Run
 from .master import Master
@@ -51,8 +51,15 @@ class SubMaster(Master):
     def ask(self) -> None:
         """Do nothing: the master above tells what the notebook asks for."""
 
+    def hand_out(self, source: int, push: Push) -> None:
+        """Ask the master above, who knows what is left."""
+        self.channel.hand_out(source, self.channel.ask(self._above, push))
+
     def count(self, push: Push, lost: bool = False) -> None:
-        """Keep the figures for the master above."""
+        """Keep the figures for the master above; tell it at once what is lost."""
+        if lost:
+            self.channel.push(self._above, push._replace(kind=LOST))
+            return
         before = self._pending.get(push.epoch)
         self._pending[push.epoch] = before.plus(push) if before else push
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from labkit.data import Batch, Dataset
+from labkit.data import Batch, DatasetLike
 
 from .ddp import DDPGradients, check_backend
 from .flat import FlatGradients
@@ -110,7 +110,7 @@ class Gradients(Protocol):
 @method("synchronous")
 def synchronous(
     model: nn.Module,
-    dataset: Dataset,
+    dataset: DatasetLike,
     *,
     sync: str = "fused",
     backend: str = "mpi",
@@ -180,12 +180,12 @@ def synchronous(
 
         def step(batch: Batch) -> tuple[float, int]:
             gradients.zero()
-            # A rank without a sample has no backward in which it could take part.
-            everybody = batch.total >= over.size
-            forward = gradients.forward if isinstance(gradients, DDPGradients) and everybody else model
+            forward = gradients.forward if isinstance(gradients, DDPGradients) else model
             # The mean over R ranks of these is the mean over samples; the weight is 1 in every full batch.
             weight = len(batch.labels) * over.size / batch.total
             done = run.forward_and_backward(batch, forward, weight)
+            if isinstance(gradients, DDPGradients) and not len(batch.labels):
+                gradients.without_samples(batch.images.to(run.dtype))
             gradients.all_reduce(over, op)
             run.optim.step()
             return done
@@ -210,9 +210,8 @@ def choose_gradients(sync: str, model: nn.Module, over: Transport, op: str, back
         return FlatGradients(model, over)
     if sync == "overlap":
         return OverlappedGradients(model, over, op)
-    loop = LoopGradients(model)
     # One rank has nobody to reduce with.
-    return DDPGradients(model, over, op, backend, loop) if sync == "ddp" and over.size > 1 else loop
+    return DDPGradients(model, over, op, backend) if sync == "ddp" and over.size > 1 else LoopGradients(model)
 
 
 def _warn(differences: list[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from .exchange import Push
 from .history import EpochRow
@@ -14,36 +15,42 @@ __all__ = ["Tallies"]
 class Tallies:
     """Adds up what the workers say they did, until an epoch's samples have all been used.
 
+    Epochs end in their order. Where a queue hands the samples out, a quick worker can be through with all of the next
+    epoch before a slow one ends its last piece of this.
+
     Parameters
     ----------
     samples
         Of an epoch.
     recorder
         Tells the time.
+    first
+        The first epoch's number, from 0.
     """
 
-    def __init__(self, samples: int, recorder: Recorder) -> None:
+    def __init__(self, samples: int, recorder: Recorder, first: int = 0) -> None:
+        self._next = first
         self._samples = samples
         self._recorder = recorder
         self._open: dict[float, Push] = {}
         self._lost: dict[float, float] = {}
         self._begun = recorder.elapsed
 
-    def add(self, push: Push) -> EpochRow | None:
-        """Add a push's figures; return the row of its epoch if that was the last of it."""
+    def add(self, push: Push) -> Iterator[EpochRow]:
+        """Add a push's figures; return the rows of the epochs that end by it."""
         if not push.samples:  # its epoch may be closed
-            return None
+            return iter(())
         before = self._open.get(push.epoch)
         self._open[push.epoch] = before.plus(push) if before else push
-        return self._finish(push.epoch)
+        return self._finished()
 
-    def lose(self, push: Push) -> EpochRow | None:
-        """Count the samples of a push that was not used; return the row of its epoch if that was the last of it."""
+    def lose(self, push: Push) -> Iterator[EpochRow]:
+        """Count the samples of a push that was not used; return the rows of the epochs that end by it."""
         if not push.samples:
-            return None
+            return iter(())
         self._open.setdefault(push.epoch, Push(epoch=push.epoch))
         self._lost[push.epoch] = self._lost.get(push.epoch, 0) + push.samples
-        return self._finish(push.epoch)
+        return self._finished()
 
     def rest(self) -> EpochRow | None:
         """Return what was done of epochs that nobody will end, in one row; None when there is nothing."""
@@ -64,10 +71,11 @@ class Tallies:
         done = self._open.get(epoch, Push())
         return int(done.batches), done.loss / done.samples if done.samples else math.nan
 
-    def _finish(self, epoch: float) -> EpochRow | None:
-        if self._open[epoch].samples + self._lost.get(epoch, 0) < self._samples:
-            return None
-        return self._row(self._open.pop(epoch))
+    def _finished(self) -> Iterator[EpochRow]:
+        while (done := self._open.get(self._next)) and done.samples + self._lost.get(self._next, 0) >= self._samples:
+            del self._open[self._next]
+            self._next += 1
+            yield self._row(done)
 
     def _row(self, done: Push) -> EpochRow:
         now = self._recorder.elapsed

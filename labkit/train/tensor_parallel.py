@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from labkit.data import Batch, Dataset
+from labkit.data import Batch, DatasetLike, as_dataset
 
 from .batch_size import choose_batch_size
 from .history import History
@@ -161,7 +161,7 @@ def _is_elementwise(node: fx.Node, model: nn.Module) -> bool:
 
 
 @method("tensor")
-def tensor_parallel(model: nn.Module, dataset: Dataset, *, style: str = "pairs", **settings: Any) -> History:
+def tensor_parallel(model: nn.Module, dataset: DatasetLike, *, style: str = "pairs", **settings: Any) -> History:
     """Train `model` with its linear layers split over the ranks; all ranks call it alike.
 
     R ranks with batch size B take the same steps as one rank with R·B: all work on the R·B samples of a step, and
@@ -194,7 +194,7 @@ def tensor_parallel(model: nn.Module, dataset: Dataset, *, style: str = "pairs",
     KeyboardInterrupt
         When interrupted; the model has the weights of the last epoch that ended.
     """
-    common = Settings.of("tensor", settings, ["style"])
+    common, dataset = Settings.of("tensor", settings, ["style"]), as_dataset(dataset)
     over = ranks_of(common.transport, "tensor")
     agree(over, {"model": shapes(model)})  # or some might find a layer to split, and others none
     device = common.choose_device()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from labkit.data import Batch
+from labkit.data import Batch, Feed
 
-from .exchange import DONE, Answer, Channel, Push
+from .exchange import ASK, DONE, LOST, Answer, Channel, Push
 from .flat import FlatGradients
 from .loop import Run
 from .recorder import Result
@@ -75,13 +75,13 @@ class Worker:
 
     def train(self, first: int = 0) -> None:
         """Go through all epochs from number `first` on, or until the master says stop; then tell it."""
-        assert self.run.feed is not None
+        feed = self.run.feed or self._queue_feed()
         stop = self.run.history.stopped is not None  # a checkpoint of a run that had reached its target
         for epoch in range(first, first if stop else self.run.settings.epochs):
             self.run.model.train()
             self.run.recorder.begin_epoch(epoch)
             self._pending, self.own[epoch] = Push(epoch=epoch), Push(epoch=epoch)
-            for number, (batch, last) in enumerate(with_last(self.run.feed.epoch(epoch)), start=1):
+            for number, (batch, last) in enumerate(with_last(feed.epoch(epoch)), start=1):
                 with self.run.recorder.timed_step(batch, self.run.optim) as result:
                     self._compute(batch, result, epoch)
                     due = last or number % self._sync_every == 0
@@ -92,8 +92,31 @@ class Worker:
             self.run.recorder.end_own_epoch()
             if stop:
                 break
+            self._tell_missing(feed, epoch)
         if self.role.leads:
             self.channel.push(self.role.master, Push(DONE))
+
+    def _queue_feed(self) -> Feed:
+        """Return the batches of what the master hands out; the ranks of a worker share each of them."""
+        run, team = self.run, self.team
+        handed = torch.zeros(1, dtype=torch.int64, device=run.device)
+
+        def ask(epoch: int) -> int | None:
+            if self.role.leads:
+                piece = self.channel.ask(self.role.master, Push(ASK, version=self.role.worker, epoch=epoch))
+                handed[0] = -1 if piece is None else piece
+            team.broadcast(handed)
+            return None if handed < 0 else int(handed)
+
+        part = team.rank, team.size
+        return run.dataset.queue_feed(ask, run.batch_size, run.settings.seed, run.device, part=part)
+
+    def _tell_missing(self, feed: Feed, epoch: int) -> None:
+        """Let the master know how many samples of the epoch nobody will push."""
+        missing = torch.tensor([feed.missing], dtype=torch.float64, device=self.run.device)
+        self.team.all_reduce(missing)
+        if self.role.leads and missing:
+            self.channel.push(self.role.master, Push(LOST, epoch=epoch, samples=float(missing)))
 
     def _compute(self, batch: Batch, result: Result, epoch: int) -> None:
         """Leave the worker's mean gradient in the model and let the rule have it."""

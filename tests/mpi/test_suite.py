@@ -1,4 +1,4 @@
-"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, too, one on 5."""
+"""The cases under `cases/` pass on worlds of 1 and 3 real ranks, those about waiting on 2 and 4, too, some on 5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_ran
 STACK = f"{CASES}/check_dist_stack.py"
 UPDATES = f"{CASES}/check_update_bench.py"
 FUSED = f"{UPDATES}::test_every_gradient_is_applied_and_every_worker_stops[flat fused]"
-MASTERS = f"{CASES}/check_master_runs.py"
+MASTERS, BALANCE = (f"{CASES}/check_{name}.py" for name in ("master_runs", "balance"))
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -32,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
         (2, [*WAITING, OPTIMIZERS, FUSED]),
         (3, [CASES, "--deselect", OPTIMIZERS, "--deselect", FUSED]),
         (4, WAITING),
-        (5, [MASTERS, "-k", "under_a_master or downpour-2"]),  # masters under a master need as many
+        # Masters under a master need as many.
+        (5, [MASTERS, BALANCE, "-k", "under_a_master or downpour-2 or downpour-masters"]),
     ],
 )
 def test_the_cases_pass_on_a_world_of(ranks: int, cases: list[str]) -> None:
