@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import slow
 from .launched import launched_rank
-from .slow import Slowness
+from .option_types import batch_size, every, natural, positive, rate, setting, share, slowness
 
 __all__ = ["DATASETS", "DEFAULT_INIT_METHOD", "METHOD_NAMES", "MODEL_NAMES", "UsageError", "parse"]
 
@@ -66,8 +63,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--backend", choices=("mpi", "gloo", "nccl"), default="mpi", help="what carries the gradients (mpi)")
-    add("--batch-size", type=positive, metavar="B", help="images of one rank at a step (128)")
-    add("--dataset", choices=DATASETS, default="mnist", help="what to train on (mnist)")
+    add("--batch-size", type=batch_size, metavar="B", help="images of one rank at a step, or auto: as suits (128)")
     add("--epochs", type=positive, metavar="E", help="rounds through the training set (1)")
     add("--init-method", default=DEFAULT_INIT_METHOD, metavar="URL", help="where gloo and nccl ranks meet")
     add("--learning-rate", type=rate, metavar="LR", help="step length (0.001; easgd, gem, matrices: their own)")
@@ -77,8 +73,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--no-cuda", action="store_true", help="compute on the CPU even where there is a GPU")
     add("--optimizer", choices=("adam", "sgd"), help="how gradients become steps (adam; easgd, gem, matrices: sgd)")
     add("--rank", type=natural, default=None, metavar="R", help="this rank, when started by hand")
-    add("--root", type=Path, default=None, metavar="DIR", help="data in torchvision's layout (LABKIT_DATA)")
-    add("--save-history", type=Path, default=None, metavar="FILE", help="write rank 0's history there as JSON")
     add("--seed", type=natural, default=0, metavar="S", help="of weights, shuffle and dropout (0)")
     add(
         "--set",
@@ -88,7 +82,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME=VALUE",
         help="a setting of the method, such as sync_every=4; may be given several times",
     )
-    add("--size", type=positive, default=None, metavar="N", help="training images to take (all)")
     add(
         "--slow",
         action="append",
@@ -105,6 +98,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="gradients one by one, all at once, in pieces during backward, or by torch's DistributedDataParallel",
     )
     add("--world-size", type=positive, default=None, metavar="N", help="ranks (1, or what mpiexec started)")
+    _add_data(parser)
+    _add_around(parser)
     args = parser.parse_args(argv)
     for name, value in (DEFAULTS | OF_METHOD.get(args.method, {})).items():
         if getattr(args, name) is None:
@@ -115,42 +110,59 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.slow = dict(args.slow)
     if args.save_history and not args.save_history.absolute().parent.is_dir():
         parser.error(f"--save-history: the folder {args.save_history.absolute().parent} is not there")
+    if args.test_files and not args.train_files:
+        parser.error("--test-files goes with --train-files")
     return args
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, the value as Python writes it; what is no such value is taken for text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as sync_every=4")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    """What to train on, and who gets which part of it."""
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset", choices=DATASETS, default="mnist", help="what to train on (mnist)")
+    add("--root", type=Path, default=None, metavar="DIR", help="data in torchvision's layout (LABKIT_DATA)")
+    add("--size", type=positive, default=None, metavar="N", help="training images to take (all)")
+    add(
+        "--train-files",
+        nargs="+",
+        default=None,
+        metavar="PATTERN",
+        help="train on these files in place of --dataset: IDX, .npz, .h5 or .pt; each rank reads whole files",
+    )
+    add("--test-files", nargs="+", default=None, metavar="PATTERN", help="test on these")
+    add(
+        "--queue",
+        action="store_true",
+        help="the master hands the data out, file by file or 1,000 images at a time: a quicker rank takes more",
+    )
 
 
-def slowness(text: str) -> tuple[int, Slowness]:
-    """Read RANK:HOW."""
-    try:
-        return slow.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _number(kind: type[int] | type[float], holds: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(-1)
-        if not holds(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return read
-
-
-positive = _number(int, lambda n: n >= 1, "a whole number of at least 1")
-natural = _number(int, lambda n: n >= 0, "a whole number of at least 0")
-rate = _number(float, lambda x: math.isfinite(x) and x > 0, "a number above 0")
-share = _number(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not including, 1")
+def _add_around(parser: argparse.ArgumentParser) -> None:
+    """What happens around the steps."""
+    add = parser.add_argument_group("tests, checkpoints, records").add_argument
+    add(
+        "--validate",
+        choices=("distributed", "inline", "thread", "never"),
+        default=None,
+        help="who tests after each epoch: all ranks, rank 0, a thread of rank 0 (as suits the method)",
+    )
+    add("--target", default=None, metavar="RULE", help="stop when it is reached: 'val_acc,>,0.97'")
+    add(
+        "--early-stopping",
+        default=None,
+        metavar="RULE",
+        help="stop when it gets no better for 4 epochs: 'val_loss,~<,4'",
+    )
+    add("--checkpoint", default=None, metavar="DIR", help="keep the latest checkpoint and the best one there")
+    add(
+        "--checkpoint-every", type=every, default=1, metavar="N", help="epochs between checkpoints, or seconds: 30s (1)"
+    )
+    add(
+        "--restore",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="PATH",
+        help="go on from a checkpoint, or without PATH from the one in --checkpoint, if there is one",
+    )
+    add("--monitor", action="store_true", help="keep each rank's processor time, memory and GPU in the history")
+    add("--save-history", type=Path, default=None, metavar="FILE", help="write rank 0's history there as JSON")

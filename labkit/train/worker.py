@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 
 from labkit import comm, data
-from labkit.data import DataError, Dataset
+from labkit.data import DataError, Dataset, Files
 from labkit.telemetry import facts
 
 from . import methods
@@ -93,6 +93,13 @@ def method_settings(args: argparse.Namespace, over: Transport) -> dict[str, Any]
         "batch_size": args.batch_size,
         "seed": args.seed,
         "slow": args.slow,
+        "validate": {None: True, "never": False}.get(args.validate, args.validate),
+        "target": args.target,
+        "early_stopping": args.early_stopping,
+        "checkpoint": args.checkpoint,
+        "checkpoint_every": args.checkpoint_every,
+        "restore": args.restore,
+        "monitor": args.monitor,
         "progress": Progress(sys.stderr),
         "device": choose_device(args.no_cuda),
         "over": over,
@@ -143,11 +150,19 @@ def _settings(args: argparse.Namespace, over: Transport) -> str:
     return repr(argparse.Namespace(**dict(sorted(shown.items()))))
 
 
-def _load(args: argparse.Namespace, over: Transport) -> Dataset:
+def _data(args: argparse.Namespace) -> Dataset | Files:
+    if args.train_files:
+        return data.files(args.train_files, args.test_files, queue=args.queue)
+    dataset = data.load(args.dataset, root=args.root, size=args.size, seed=args.seed)
+    return dataset.queued() if args.queue else dataset
+
+
+def _load(args: argparse.Namespace, over: Transport) -> Dataset | Files:
     """Load the data on every rank, or fail on every rank."""
-    dataset, problem = None, None
+    dataset: Dataset | Files | None = None
+    problem = None
     try:
-        dataset = data.load(args.dataset, root=args.root, size=args.size, seed=args.seed)
+        dataset = _data(args)
     except DataError as error:
         problem = str(error)
     problems = over.all_gather_object(problem)

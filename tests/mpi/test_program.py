@@ -13,6 +13,7 @@ import pytest
 
 from labkit.cluster.implementations import mpiexec_command
 from labkit.train import History
+from tests.unit.sample_files import write_files
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -155,3 +156,40 @@ def test_data_that_is_broken_on_one_rank_alone_ends_all_ranks(tmp_path: Path) ->
     assert status == 2 and "Rank:" not in out
     assert re.search(r"LABKIT_DATA is .*no, which is not there.* \(on rank 1\)", err)
     assert "Traceback" not in err
+
+
+def damaged(path: Path) -> None:
+    """Change a byte of the images: the header still looks well."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.timeout(300)
+def test_files_are_handed_out_by_a_master_and_a_damaged_one_is_named_and_ends_all_ranks(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, "npz", (60, 90, 30), size=28)
+    options = ["--train-files", str(tmp_path / "*.npz"), "--model", "lenet", "--no-cuda", "--batch-size", "16"]
+    options += ["--method", "downpour", "--queue", "--slow", "1:2.0", "--epochs", "2"]
+    status, out, err = under_mpiexec(3, *options)
+    assert status == 0, err
+    assert re.search(r"^epoch 2/2 ", err, re.MULTILINE) and out.count("Rank: ") == 3
+    damaged(paths[1])
+    status, out, err = under_mpiexec(3, *options)
+    assert status != 0 and "Rank:" not in out
+    assert re.search(rf"DataError: .*{paths[1].name}", err)
+
+
+@pytest.mark.timeout(300)
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    whole, rest = tmp_path / "whole.json", tmp_path / "rest.json"
+    options = [*QUICK, "--validate", "inline", "--monitor"]
+    status, _, err = under_mpiexec(2, *options, "--epochs", "2", "--save-history", str(whole))
+    assert status == 0, err
+    options += ["--checkpoint", str(tmp_path / "kept")]
+    status, _, err = under_mpiexec(2, *options, "--epochs", "1", "--restore")  # there is none: begin
+    assert status == 0, err
+    status, _, err = under_mpiexec(2, *options, "--epochs", "2", "--restore", "--save-history", str(rest))
+    assert status == 0, err
+    ours, theirs = History.load(rest), History.load(whole)
+    assert "after epoch 1" in ours.settings["restored"]
+    assert [row.test_loss for row in ours.epochs] == [row.test_loss for row in theirs.epochs]

@@ -38,6 +38,17 @@ def test_a_method_with_an_optimizer_of_its_own_keeps_it_unless_told_otherwise() 
     assert parse(["--method", "matrices"]).model == "dnn"
 
 
+def test_it_reads_where_the_data_lies_and_what_happens_around_the_steps() -> None:
+    args = parse(["--train-files", "a.npz", "b/*.npz", "--test-files", "c.h5", "--queue", "--batch-size", "auto"])
+    assert (args.train_files, args.test_files, args.queue) == (["a.npz", "b/*.npz"], ["c.h5"], True)
+    assert args.batch_size == "auto"
+    args = parse(["--checkpoint", "here", "--checkpoint-every", "30s", "--restore", "--target", "val_acc,>,0.9"])
+    assert (args.checkpoint, args.checkpoint_every, args.restore) == ("here", "30s", True)
+    assert (args.target, args.early_stopping, args.validate, args.monitor) == ("val_acc,>,0.9", None, None, False)
+    args = parse(["--restore", "there", "--checkpoint-every", "3", "--monitor", "--validate", "thread"])
+    assert (args.restore, args.checkpoint_every, args.monitor, args.validate) == ("there", 3, True, "thread")
+
+
 def test_it_knows_the_data_sets_that_load_knows() -> None:
     assert set(DATASETS) == set(data.NAMES)
 
@@ -54,6 +65,9 @@ def test_it_knows_the_data_sets_that_load_knows() -> None:
         (["--backend", "tcp"], "--backend: invalid choice: 'tcp'"),
         (["--dataset", "mnits"], "--dataset: invalid choice: 'mnits'"),
         (["--no-such"], "unrecognized arguments: --no-such"),
+        (["--batch-size", "some"], "--batch-size: 'some' is not a whole number of at least 1"),
+        (["--validate", "sometimes"], "--validate: invalid choice: 'sometimes'"),
+        (["--test-files", "x.npz"], "--test-files goes with --train-files"),
         (["--save-history", "/no/such/folder/x.json"], "the folder /no/such/folder is not there"),
         (["--method", "downpur"], "--method: invalid choice: 'downpur'"),
         (["--set", "4"], "--set: '4' is not NAME=VALUE, such as sync_every=4"),
