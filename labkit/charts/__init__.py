@@ -3,6 +3,7 @@
 `Live` draws while the ranks train; the functions draw a `labkit.train.History` or plain arrays afterwards.
 """
 
+from .elastic import world_size_over_time
 from .live import Live
 from .measured import bars, lines
 from .methods import over_time, pace, staleness
@@ -26,4 +27,5 @@ __all__ = [
     "step_parts",
     "step_time_per_rank",
     "training",
+    "world_size_over_time",
 ]
