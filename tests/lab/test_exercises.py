@@ -12,8 +12,8 @@ import pytest
 
 from labkit.cluster.cells import CellDeadlineError, CellError, DeadlockError
 from labkit.cluster.lab import Lab
-from labkit.exercises import Exercise, asynchronous_training, when_it_hangs
-from tests.lab import solutions_02, solutions_09
+from labkit.exercises import Exercise, asynchronous_training, data_and_balance, when_it_hangs
+from tests.lab import solutions_02, solutions_09, solutions_10
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -75,6 +75,19 @@ LESSONS = (
             "staleness": "def staleness(arrivals):\n    return [0] * len(arrivals)",
             "elastic": "def elastic(x):\n    return x",
             "serve": "def serve(gradients):\n    return sum(gradients)",
+        },
+    ),
+    Lesson(
+        "10_data_and_balance",
+        data_and_balance.EXERCISES,
+        solutions_10.SOLUTIONS,
+        {
+            "part": (None, "✗ part, 14 samples: gave [0, 1, 2"),
+            "hand_out": (DeadlockError, "Every rank of 'world' must make the call gather_object(dst=0): ranks 1 and 2"),
+        },
+        {
+            "part": "def part(n):\n    return list(range(n))",
+            "hand_out": "def hand_out(pieces):\n    return list(range(pieces - 1))",
         },
     ),
 )

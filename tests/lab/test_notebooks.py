@@ -56,6 +56,8 @@ def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
         assert re.search(r"(mnist|digits): [\d,]+ training and [\d,]+ test images", html), "what it trained on"
     if path.stem == "09_asynchronous_training":
         check_what_it_cost(unescape(html))
+    if path.stem == "10_data_and_balance":
+        check_who_took_what(unescape(html))
 
 
 def check_what_it_cost(html: str) -> None:
@@ -66,6 +68,20 @@ def check_what_it_cost(html: str) -> None:
     assert len(losses) == 4 and losses[0] == min(losses)
     assert re.search(r"samples that backup_workers dropped: \d+", html)
     for words in ("✗ staleness", "✗ elastic", "Rank 1 finished the cell without a send to rank 0"):
+        assert words in html, words
+
+
+def check_who_took_what(html: str) -> None:
+    """Notebook 10 has every sample once, by each way, and names the damaged file."""
+    assert "all ranks together: each sample 1 to 1 times" in html
+    by_rank = [list(map(int, each.split(", "))) for each in re.findall(r"samples[a-z ]* \[([\d, ]+)\]", html)]
+    whole, larger = [sum(each) for each in by_rank if len(each) == 4], [sum(each) for each in by_rank if len(each) == 3]
+    assert whole == [6000] * 2 + [1501] * 5 and larger == [6000] * 2
+    equal, queue = (each for each in by_rank if len(each) == 3)
+    assert equal == [2000] * 3 and queue != equal
+    assert "every rank says: part5.npz is damaged" in html
+    assert re.search(r"batch size \d+: ", html)
+    for words in ("✗ part, 14 samples", "Every rank of 'world' must make the call gather_object(dst=0)"):
         assert words in html, words
 
 
