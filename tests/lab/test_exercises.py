@@ -12,8 +12,8 @@ import pytest
 
 from labkit.cluster.cells import CellDeadlineError, CellError, DeadlockError
 from labkit.cluster.lab import Lab
-from labkit.exercises import Exercise, asynchronous_training, when_it_hangs
-from tests.lab import solutions_02, solutions_09
+from labkit.exercises import Exercise, asynchronous_training, when_a_rank_dies, when_it_hangs
+from tests.lab import solutions_02, solutions_09, solutions_11
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -75,6 +75,19 @@ LESSONS = (
             "staleness": "def staleness(arrivals):\n    return [0] * len(arrivals)",
             "elastic": "def elastic(x):\n    return x",
             "serve": "def serve(gradients):\n    return sum(gradients)",
+        },
+    ),
+    Lesson(
+        "11_when_a_rank_dies",
+        when_a_rank_dies.EXERCISES,
+        solutions_11.SOLUTIONS,
+        {
+            "my_share": (None, "gave 21, right is 22"),
+            "furthest": (DeadlockError, "ranks 0 and 2 finished the cell without it"),
+        },
+        {
+            "my_share": "def my_share(batch):\n    return batch",
+            "furthest": "def furthest(updates):\n    return comm.size",
         },
     ),
 )
