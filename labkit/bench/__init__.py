@@ -21,6 +21,7 @@ __all__ = ["NAMES", "RANKED", "Goal", "Outcome", "machine", "run", "spread"]
 # name → what it measures; each is a module of this package with a function `run(quick: bool) -> Outcome`.
 NAMES = {
     "allreduce": "all-reduce in shared memory against one local copy, mpi4py and gloo, 8 B to 64 MB",
+    "balance": "an epoch with one worker 3 times slower: equal shards against a queue at the master",
     "epoch": "images a second of training on 1 and 2 ranks, with and without communication",
     "methods": "every training method on 4 ranks: accuracy, seconds, images a second, share of communication",
     "start": "time from labkit.start(4) to the first %%px answer, against a plain ipyparallel MPI cluster",
@@ -31,7 +32,7 @@ NAMES = {
     "wait": "labkit's send, recv and all_reduce against raw blocking mpi4py, CPU of a rank that waits",
 }
 
-RANKED = ("allreduce", "epoch", "methods", "step", "validate")
+RANKED = ("allreduce", "balance", "epoch", "methods", "step", "validate")
 """Those that can be asked to measure on worlds of other sizes."""
 
 
