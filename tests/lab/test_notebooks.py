@@ -80,7 +80,7 @@ def check_what_was_lost(html: str) -> None:
     assert "Training goes on from previous.pt, after epoch 2, step 0." in html
     made = re.search(r"updates made by ranks 0 to 3: (\d+) (\d+) (\d+) (\d+)\b", html)
     assert made and made[1] == made[2] == made[4] and int(made[3]) < int(made[1])
-    assert re.search(r"each of the 1,[45]\d\d samples was used 2 to 2 times in 2 epochs", html)
+    assert re.search(r"in 2 epochs each of 1,500 samples: at least 2, at most 2 times", html)
     accuracies = re.findall(r"test accuracy after epoch 2, [^:]+: ([\d.]+)%", html)
     assert len(accuracies) == 2 and abs(float(accuracies[0]) - float(accuracies[1])) < 1
     assert re.search(r"replicas differ by 0, updates: \[(\d+), \1, \1, \1\]", html)
