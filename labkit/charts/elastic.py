@@ -14,8 +14,8 @@ from .theme import INK, TEMPLATE, colour
 
 __all__ = ["world_size_over_time"]
 
-WINDOW = 20
-"""Images a second are taken over a twentieth of all steps: one step's time says little."""
+WINDOW = 10
+"""Images a second are taken over a tenth of a run's steps: one step's time says little."""
 RANK_PX = 34
 """Height of a rank's bar and the space around it, in pixels."""
 LIGHT = "#59636E"
@@ -78,7 +78,7 @@ def world_size_over_time(histories: Any, *, title: str = "Which ranks train") ->
     figure.update_yaxes(title_text="images/s", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(range=[0, end])
     figure.update_xaxes(title_text="seconds", row=2, col=1)
-    return figure.update_layout(bargap=0.3, hovermode="closest")
+    return figure.update_layout(barmode="overlay", bargap=0.35, hovermode="closest")
 
 
 def _seconds(run: Any) -> float:
@@ -137,19 +137,17 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _images_per_s(runs: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """When steps ended, and the images a second that all ranks trained in the steps before: not in tests between."""
-    begin, times, images, seconds = 0.0, [], [], []
+    begin, times, rates = 0.0, [np.empty(0)], [np.empty(0)]
     for run in runs:
         steps = run.steps
-        per_step = [np.full(row.steps, row.images_per_s * row.seconds / max(1, row.steps)) for row in run.epochs]
-        images += per_step
-        seconds.append(steps.compute_s + steps.wait_s + steps.transfer_s)
-        times.append(begin + steps.time_s)
+        images = [np.full(row.steps, row.images_per_s * row.seconds / max(1, row.steps)) for row in run.epochs]
+        seen = np.concatenate([np.zeros(1), *images]).cumsum()
+        took = np.insert(steps.compute_s + steps.wait_s + steps.transfer_s, 0, 0.0).cumsum()
+        count = min(len(seen), len(took)) - 1
+        width = max(1, count // WINDOW)
+        if count:
+            images_in, seconds_in = (part[width : count + 1] - part[: count + 1 - width] for part in (seen, took))
+            times += [begin + steps.time_s[width - 1 : count], np.array([begin + _seconds(run)])]
+            rates += [images_in / seconds_in, np.array([np.nan])]  # a gap between two runs
         begin += _seconds(run)
-    time_s, took, seen = (np.concatenate(parts) if parts else np.empty(0) for parts in (times, seconds, images))
-    count = min(len(time_s), len(seen))
-    if not count:
-        return np.empty(0), np.empty(0)
-    width = max(1, count // WINDOW)
-    total_images, total_s = (np.cumsum(np.insert(part[:count], 0, 0.0)) for part in (seen, took))
-    rate = (total_images[width:] - total_images[:-width]) / (total_s[width:] - total_s[:-width])
-    return time_s[width - 1 : count], rate
+    return np.concatenate(times), np.concatenate(rates)

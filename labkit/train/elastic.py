@@ -8,8 +8,8 @@ What happens when a rank dies in the middle of a step:
 - the others' calls end with an error, or with a result: some may have the step's gradient, and others not;
 - they come together (`labkit.comm.survivors`), tell each other how many updates each has made, and take the weights
   and the optimizer's state of the one that has made most (`labkit.train.elastic_state.meeting_point`, which says why
-  no step is lost or counted twice). Nothing has to be undone, and nothing is agreed on in the steps without a death:
-  being elastic costs them nothing;
+  no step is lost or counted twice). Nothing has to be undone, and a step without a death
+  costs no more than one small all-reduce, of the ranks' losses;
 - if none has made the step, they make it again, with the batch shared out anew.
 
 A rank that is new, or was started again by ``lab.heal()``, comes in the same way: it has made no update at all.

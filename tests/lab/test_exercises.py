@@ -12,8 +12,8 @@ import pytest
 
 from labkit.cluster.cells import CellDeadlineError, CellError, DeadlockError
 from labkit.cluster.lab import Lab
-from labkit.exercises import Exercise, asynchronous_training, data_and_balance, when_it_hangs
-from tests.lab import solutions_02, solutions_09, solutions_10
+from labkit.exercises import Exercise, asynchronous_training, data_and_balance, when_a_rank_dies, when_it_hangs
+from tests.lab import solutions_02, solutions_09, solutions_10, solutions_11
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -88,6 +88,19 @@ LESSONS = (
         {
             "part": "def part(n):\n    return list(range(n))",
             "hand_out": "def hand_out(pieces):\n    return list(range(pieces - 1))",
+        },
+    ),
+    Lesson(
+        "11_when_a_rank_dies",
+        when_a_rank_dies.EXERCISES,
+        solutions_11.SOLUTIONS,
+        {
+            "my_share": (None, "gave 21, right is 22"),
+            "furthest": (DeadlockError, "ranks 0 and 2 finished the cell without it"),
+        },
+        {
+            "my_share": "def my_share(batch):\n    return batch",
+            "furthest": "def furthest(updates):\n    return comm.size",
         },
     ),
 )

@@ -58,6 +58,8 @@ def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
         check_what_it_cost(unescape(html))
     if path.stem == "10_data_and_balance":
         check_who_took_what(unescape(html))
+    if path.stem == "11_when_a_rank_dies":
+        check_what_was_lost(unescape(html))
 
 
 def check_what_it_cost(html: str) -> None:
@@ -83,6 +85,21 @@ def check_who_took_what(html: str) -> None:
     assert re.search(r"batch size \d+: ", html)
     for words in ("✗ part, 14 samples", "Every rank of 'world' must make the call gather_object(dst=0)"):
         assert words in html, words
+
+
+def check_what_was_lost(html: str) -> None:
+    """Notebook 11: plain MPI ends all ranks; a checkpoint brings every bit back; elastic training loses no sample."""
+    assert "ranks that came to the end: 0\n" in html
+    differences = re.findall(r"largest difference of a weight from the undisturbed run: ([\d.e-]+)", html)
+    assert differences[:2] == ["0", "0"] and len(differences) == 3 and float(differences[2]) < 1e-4
+    assert re.search(r"refused: \S+latest\.pt is cut short", html)
+    assert "Training goes on from previous.pt, after epoch 2, step 0." in html
+    made = re.search(r"updates made by ranks 0 to 3: (\d+) (\d+) (\d+) (\d+)\b", html)
+    assert made and made[1] == made[2] == made[4] and int(made[3]) < int(made[1])
+    assert re.search(r"in 2 epochs each of 1,500 samples: at least 2, at most 2 times", html)
+    accuracies = re.findall(r"test accuracy after epoch 2, [^:]+: ([\d.]+)%", html)
+    assert len(accuracies) == 2 and abs(float(accuracies[0]) - float(accuracies[1])) < 1
+    assert re.search(r"replicas differ by 0, updates: \[(\d+), \1, \1, \1\]", html)
 
 
 def check_what_hung(html: str) -> None:
