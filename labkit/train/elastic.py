@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from labkit import comm
-from labkit.comm import surviving
 from labkit.data import Batch, Dataset, DatasetLike, ShardFeed, as_dataset
 
 from .elastic_state import ElasticState, Reached, meeting_point
@@ -85,6 +84,8 @@ def elastic(model: nn.Module, dataset: DatasetLike, *, resume: ElasticState | No
             'validate=True, "distributed" or False'
         )
     group = over.group or comm.world()
+    from labkit.comm import surviving  # not before: it starts MPI
+
     if group.size > 1 and not surviving.can_survive():
         raise TrainError(
             "elastic training needs an MPI whose ranks survive another one's death. Cure: Open MPI from version 5 on, "
@@ -134,6 +135,8 @@ class _Elastic:
 
     def train(self) -> None:
         """Train to the end, whoever dies."""
+        from labkit.comm.surviving import part
+
         try:
             while True:
                 try:
@@ -144,7 +147,7 @@ class _Elastic:
                 except comm.CommError as error:
                     self.lose(error)
                     continue
-                left = surviving.part(self.group)
+                left = part(self.group)
                 if left is None:
                     break
                 self.go_on_as(left)
@@ -157,7 +160,9 @@ class _Elastic:
 
     def lose(self, error: comm.CommError) -> None:
         """Go on without the ranks that have died; raise `error` if it comes of something else."""
-        if not surviving.death_in(self.group):
+        from labkit.comm.surviving import death_in
+
+        if not death_in(self.group):
             raise error
         self.go_on_as(comm.survivors(self.group))
 

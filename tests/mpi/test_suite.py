@@ -14,6 +14,8 @@ STACK = f"{CASES}/check_dist_stack.py"
 UPDATES = f"{CASES}/check_update_bench.py"
 FUSED = f"{UPDATES}::test_every_gradient_is_applied_and_every_worker_stops[flat fused]"
 MASTERS, BALANCE = (f"{CASES}/check_{name}.py" for name in ("master_runs", "balance"))
+SEVERAL = [f"{CASES}/check_{name}.py" for name in ("around", "balance", "checkpoints", "matrices", "model_parallel")]
+"""What one process alone does of these, the unit tests show."""
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
     [
         # torch's optimizers, and what else it builds on torch.distributed, take each rank long to load: one world
         # shows what they have to show.
-        (1, [CASES, "--deselect", OPTIMIZERS, "--ignore", STACK, "--ignore", UPDATES]),
+        (1, [CASES, "--deselect", OPTIMIZERS, *(f"--ignore={path}" for path in (STACK, UPDATES, *SEVERAL))]),
         (2, [*WAITING, OPTIMIZERS, FUSED]),
         (3, [CASES, "--deselect", OPTIMIZERS, "--deselect", FUSED]),
         (4, WAITING),

@@ -256,33 +256,26 @@ def test_what_cannot_work_is_refused_before_the_first_step(tmp_path: Path, monke
     same_weights(model, untouched)
 
 
-@pytest.fixture
-def no_room_for_files() -> Iterator[Callable[[], None]]:
-    """When called: the system refuses to let any file grow beyond 3 kB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_write_that_fails_later_is_a_warning_and_the_old_one_stays(
-    tmp_path: Path, no_room_for_files: Callable[[], None]
-) -> None:
+def test_a_write_that_fails_later_is_a_warning_and_the_old_one_stays(tmp_path: Path) -> None:
     single(fresh(), epochs=1, checkpoint=tmp_path)
     before = (tmp_path / "latest.pt").read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     steps = 0
 
     def filling(output: Tensor, labels: Tensor) -> Tensor:
         nonlocal steps
         steps += output.requires_grad
-        if steps == 3:
-            no_room_for_files()
+        if steps == 3:  # from here on the system refuses to let any file grow beyond 3 kB
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limit[1]))
         return functional.nll_loss(output, labels)
 
     filling.__name__ = "nll_loss"
-    with pytest.warns(
-        UserWarning, match=r"checkpoint after epoch 2, step 0 could not be written to .*: File too large"
-    ):
-        history = single(fresh(), epochs=2, checkpoint=tmp_path, restore=True, loss=filling)
+    told = r"checkpoint after epoch 2, step 0 could not be written to .*: File too large"
+    try:
+        with pytest.warns(UserWarning, match=told):
+            history = single(fresh(), epochs=2, checkpoint=tmp_path, restore=True, loss=filling)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # before pytest writes to its own log
     assert len(history.epochs) == 2 and (tmp_path / "latest.pt").read_bytes() == before
     assert not (tmp_path / "new.partial").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -55,3 +57,8 @@ def test_a_method_of_ones_own_is_one_function(monkeypatch: pytest.MonkeyPatch) -
     assert history.settings["beta"] == 2 and len(history.epochs) == 2 and len(history.by_rank) == 1
     with pytest.raises(TypeError, match="frozen has no setting 'bet': did you mean 'beta'"):
         train.run("frozen", train.LeNet(), noise(), bet=3)
+
+
+def test_importing_the_methods_starts_no_mpi() -> None:
+    program = "import sys, labkit.train, labkit.data; sys.exit('mpi4py.MPI' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
