@@ -16,7 +16,7 @@ from labkit.cluster.cells import DeadlockError
 from labkit.cluster.lab import Lab
 
 RANKS = 2
-CYCLES = int(os.environ.get("LABKIT_CYCLES", "24"))
+CYCLES = int(os.environ.get("LABKIT_CYCLES", "12"))
 AT_FIRST = slice(10, 17)
 """Cycles whose memory is the measure. By then all is there of which a certain number is kept, such as old worlds."""
 GROWTH_MB = 3.0

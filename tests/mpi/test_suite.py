@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -10,12 +11,11 @@ from tests.mpi.launch import run
 
 CASES = "tests/mpi/cases"
 OPTIMIZERS = f"{CASES}/check_training.py::test_another_optimizer_follows_one_rank_too"
-STACK = f"{CASES}/check_dist_stack.py"
 UPDATES = f"{CASES}/check_update_bench.py"
 FUSED = f"{UPDATES}::test_every_gradient_is_applied_and_every_worker_stops[flat fused]"
 MASTERS, BALANCE = (f"{CASES}/check_{name}.py" for name in ("master_runs", "balance"))
-SEVERAL = [f"{CASES}/check_{name}.py" for name in ("around", "balance", "checkpoints", "matrices", "model_parallel")]
-"""What one process alone does of these, the unit tests show."""
+ALONE = [f"{CASES}/check_{name}.py" for name in ("world", "p2p", "collectives", "reductions", "masters", "watched")]
+"""What one rank alone does of the others, the unit tests show."""
 WAITING = [
     f"{CASES}/check_{name}.py"
     for name in ("board", "renewal", "waiting", "mismatch", "watched", "p2p", "collectives", "shared")
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
     [
         # torch's optimizers, and what else it builds on torch.distributed, take each rank long to load: one world
         # shows what they have to show.
-        (1, [CASES, "--deselect", OPTIMIZERS, *(f"--ignore={path}" for path in (STACK, UPDATES, *SEVERAL))]),
+        (1, ALONE),
         (2, [*WAITING, OPTIMIZERS, FUSED]),
         (3, [CASES, "--deselect", OPTIMIZERS, "--deselect", FUSED]),
-        (4, WAITING),
         # Masters under a master need as many.
         (5, [MASTERS, BALANCE, "-k", "under_a_master or downpour-2 or downpour-masters"]),
+        *((int(size), WAITING) for size in os.environ.get("LABKIT_WORLDS", "").split(",") if size),
     ],
 )
 def test_the_cases_pass_on_a_world_of(ranks: int, cases: list[str]) -> None:
