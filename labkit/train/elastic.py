@@ -71,7 +71,7 @@ def elastic(model: nn.Module, dataset: DatasetLike, *, resume: ElasticState | No
     TrainError
         On all ranks: where the MPI ends all ranks when one dies, when they were called with different things, or when
         `resume` belongs to another training.
-    ValueError, TypeError
+    SettingError, TypeError
         For a setting that makes no sense, or that there is not.
     """
     common = Settings.of("elastic", settings, ("resume",))

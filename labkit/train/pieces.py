@@ -37,7 +37,7 @@ def graph_of(model: nn.Module) -> fx.Graph:
     name = type(model).__name__
     try:
         graph = _Tracer().trace(model)
-    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:  # fx's own TraceError is a ValueError
         raise TrainError(
             f"the forward of {name} cannot be read as a fixed list of operations ({error}): "
             "write it as an nn.Sequential of its layers"
