@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
 import sys
-import threading
+import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from labkit.cluster.worlds import running
 
 __all__ = ["measure"]
-
-LAST_LINES_S = 5.0
-"""How long to wait for the ranks' last lines, should a process that they left behind keep their output open."""
 
 
 def measure(module: str, ranks: int, *, quick: bool, limit_s: float, variables: Mapping[str, str] | None = None) -> Any:
@@ -35,15 +34,23 @@ def measure(module: str, ranks: int, *, quick: bool, limit_s: float, variables: 
         path = f"/proc/{os.getpid()}/fd/{answer.fileno()}"
         program = [sys.executable, "-m", module, path, *(["--quick"] if quick else [])]
         with running(ranks, program, variables) as world:
-            showing = threading.Thread(target=_show, args=(world.stdout,), daemon=True)
-            showing.start()
-            world.wait(limit_s)
-            showing.join(LAST_LINES_S)
+            _show(world, limit_s)
         if world.returncode != 0:
             raise RuntimeError(f"the benchmark's {ranks} ranks ended with status {world.returncode}, as said above")
         return json.load(answer)
 
 
-def _show(lines: IO[str]) -> None:
-    for line in lines:
-        print(line, end="", file=sys.stderr, flush=True)
+def _show(world: subprocess.Popen[str], limit_s: float) -> None:
+    """Pass on what the ranks print until they end.
+
+    No thread does it: a process with several threads that is killed sends its SIGTERM to `tied_to_parent` children for
+    each of them, and mpiexec takes the second one for an order to drop everything, its shared memory included.
+    """
+    assert world.stdout is not None
+    deadline = time.monotonic() + limit_s
+    while select.select([world.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (said := os.read(world.stdout.fileno(), 65536)):
+            world.wait(max(0.0, deadline - time.monotonic()))
+            return
+        print(said.decode(errors="replace"), end="", file=sys.stderr, flush=True)
+    raise subprocess.TimeoutExpired(world.args, limit_s)
