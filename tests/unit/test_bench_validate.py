@@ -19,8 +19,8 @@ def test_what_is_saved_is_compared_round_by_round_with_the_test_inline() -> None
     assert rows["thread"]["saved_percent"]["median"] == pytest.approx(25)
     assert rows["distributed"]["saved_percent"]["min"] == pytest.approx(10)
     assert rows["inline"]["test_percent"] == pytest.approx({"median": 25, "min": 20, "max": 30})
-    assert rows["thread"]["saved_percent_in_D1"] == pytest.approx(20.77, abs=0.01)
-    assert rows["inline"]["test_percent_in_D1"] == pytest.approx(28.4, abs=0.1)
+    assert rows["thread"]["D1_saved"] == pytest.approx(20.77, abs=0.01)
+    assert rows["inline"]["D1_test"] == pytest.approx(28.4, abs=0.1)
 
 
 def test_a_thread_must_save_as_much_as_in_the_document_only_where_a_core_is_free() -> None:
