@@ -26,8 +26,7 @@ def read_ahead(ask: Callable[[], Item | None], load: Callable[[Item], Result]) -
     Parameters
     ----------
     ask
-        Returns what to load next, or None; called in the caller's thread. It is asked again after the last result,
-        since what another rank gave up may have come back in the meantime.
+        Returns what to load next, or None; called in the caller's thread.
     load
         Loads it; called in the thread.
 
@@ -36,16 +35,15 @@ def read_ahead(ask: Callable[[], Item | None], load: Callable[[Item], Result]) -
     BaseException
         What `load` raised, in the caller's thread, in place of that result; the iterator is then at its end.
     """
-    reading: Reading[Result] | None = None
+    item = ask()
+    reading = None if item is None else Reading(load, item)
     try:
-        while (item := ask()) is not None:
-            reading = Reading(load, item)
-            while reading is not None:
-                result = reading.result()
-                following = ask()
-                reading = None if following is None else Reading(load, following)
-                yield result
-                del result  # the caller is through with it: its memory is needed for the one after the next
+        while reading is not None:
+            result = reading.result()
+            item = ask()
+            reading = None if item is None else Reading(load, item)
+            yield result
+            del result  # the caller is through with it: its memory is needed for the one after the next
     finally:
         if reading is not None:
             reading.drop()

@@ -24,11 +24,7 @@ log = logging.getLogger("labkit.data")
 
 
 class WorkQueue:
-    """Which pieces are still to be had, and who has which; kept by the master.
-
-    A worker asks one piece ahead: it asks for the next when it begins with one. So when it asks, it is through with all
-    that it had except for the latest. When it was told that there is no more and asks again, it is through with that,
-    too. The workers need not be in the same epoch.
+    """Which pieces are still to be had; kept by the master. The workers need not be in the same epoch.
 
     Parameters
     ----------
@@ -39,12 +35,9 @@ class WorkQueue:
 
     Examples
     --------
-    >>> queue = WorkQueue(pieces=3)
-    >>> handed = [queue.next(worker=1, epoch=0), queue.next(worker=2, epoch=0)]
-    >>> queue.give_back(worker=1) == [(0, handed[0])]
-    True
-    >>> queue.next(worker=2, epoch=0) == handed[0]      # it comes first
-    True
+    >>> queue = WorkQueue(pieces=2)
+    >>> sorted([queue.next(epoch=0), queue.next(epoch=0)]), queue.next(epoch=0)
+    ([0, 1], None)
     """
 
     def __init__(self, pieces: int, seed: int = 0) -> None:
@@ -55,48 +48,13 @@ class WorkQueue:
         self._pieces = pieces
         self._seed = seed
         self._left: dict[int, deque[int]] = {}  # by epoch
-        self._held: dict[int, list[tuple[int, int]]] = {}  # by worker: (epoch, piece)
-        self._turned_away: set[int] = set()
 
-    def next(self, worker: int, epoch: int) -> int | None:
-        """Return the number of the piece that `worker` shall take next in `epoch`; None when none is left."""
-        held = self._held.get(worker, [])
-        through = worker in self._turned_away or any(earlier < epoch for earlier, _ in held)
-        held = [] if through else held[-1:]
-        left = self._of(epoch)
-        piece = left.popleft() if left else None
-        if piece is None:
-            self._turned_away.add(worker)
-        else:
-            self._turned_away.discard(worker)
-            held.append((epoch, piece))
-        self._held[worker] = held
-        return piece
-
-    def give_back(self, worker: int) -> list[tuple[int, int]]:
-        """Take back what `worker` has, since it died; return it as (epoch, piece).
-
-        Whoever asks next is given it; so a worker that was through with the epoch must begin it again, should all be.
-        A piece that the dead worker had begun is begun anew.
-        """
-        held = self._held.pop(worker, [])
-        self._turned_away.discard(worker)
-        for epoch, piece in reversed(held):
-            self._of(epoch).appendleft(piece)
-        return held
-
-    def held(self, worker: int) -> list[tuple[int, int]]:
-        """Return what `worker` has and is not known to be through with, as (epoch, piece)."""
-        return list(self._held.get(worker, []))
-
-    def done(self, epoch: int) -> bool:
-        """Return whether every piece of `epoch` was handed out and worked through."""
-        return not self._of(epoch) and not any(epoch == e for held in self._held.values() for e, _ in held)
-
-    def _of(self, epoch: int) -> deque[int]:
+    def next(self, epoch: int) -> int | None:
+        """Return the number of the piece that whoever asks shall take next in `epoch`; None when none is left."""
         if epoch not in self._left:
             self._left[epoch] = deque(shuffled(self._pieces, self._seed, epoch, 0).tolist())
-        return self._left[epoch]
+        left = self._left[epoch]
+        return left.popleft() if left else None
 
 
 class QueueFeed:

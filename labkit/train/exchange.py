@@ -33,7 +33,7 @@ class Push(NamedTuple):
     kind
         `UPDATE`, `TALLY`, `LOST`, `ASK` or `DONE`.
     version
-        Updates that the weights had seen which the worker computed with; of `ASK`, the number of the worker.
+        Updates that the weights had seen which the worker computed with.
     epoch
         Of the figures that follow, from 0.
     loss

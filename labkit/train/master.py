@@ -93,7 +93,7 @@ class Master:
     def hand_out(self, source: int, push: Push) -> None:
         """Tell a worker which piece of the data it shall take next."""
         assert self._queue is not None
-        self.channel.hand_out(source, self._queue.next(int(push.version), int(push.epoch)))
+        self.channel.hand_out(source, self._queue.next(int(push.epoch)))
 
     def left(self) -> None:
         """A worker is done: the others go on by themselves."""

@@ -94,8 +94,9 @@ class EarlyStopping:
         known = _known(self.metric, rows)
         if len(known) <= self.patience:
             return None
-        pick = min if self.sign == "~<" else max
-        epoch, best = pick(known, key=lambda pair: pair[1])  # the first of equals
+        up = 1.0 if self.sign == "~<" else -1.0
+        # The first of equals. NaN, of a training that has diverged, is worse than anything.
+        epoch, best = min(known, key=lambda pair: math.inf if math.isnan(pair[1]) else up * pair[1])
         if sum(later > epoch for later, _ in known) < self.patience:
             return None
         word = "smaller" if self.sign == "~<" else "larger"
@@ -149,6 +150,6 @@ def _words(setting: str, text: str, signs: tuple[str, ...], example: str) -> tup
 
 
 def _known(metric: str, rows: Sequence[EpochRow]) -> list[tuple[int, float]]:
-    """Epoch and value, where the value is known."""
-    values = [(row.epoch, METRICS[metric](row)) for row in rows]
-    return [(epoch, value) for epoch, value in values if not math.isnan(value)]
+    """Epoch and value, where the value is known; NaN where training has diverged."""
+    values = [(row.epoch, METRICS[metric](row), math.isnan(row.loss)) for row in rows]
+    return [(epoch, value) for epoch, value, diverged in values if diverged or not math.isnan(value)]

@@ -103,7 +103,7 @@ class Worker:
 
         def ask(epoch: int) -> int | None:
             if self.role.leads:
-                piece = self.channel.ask(self.role.master, Push(ASK, version=self.role.worker, epoch=epoch))
+                piece = self.channel.ask(self.role.master, Push(ASK, epoch=epoch))
                 handed[0] = -1 if piece is None else piece
             team.broadcast(handed)
             return None if handed < 0 else int(handed)

@@ -180,8 +180,7 @@ def test_a_queue_goes_on_without_a_damaged_file(tmp_path: Path, caplog: pytest.L
     flip(paths[1], 0.3)
     for skip in (True, False):
         dataset = data.files(paths, queue=True, skip_bad=skip)
-        queue = dataset.work_queue()
-        going = dataset.queue_feed(lambda epoch, queue=queue: queue.next(1, epoch), 4).epoch(0)
+        going = dataset.queue_feed(dataset.work_queue().next, 4).epoch(0)
         with contextlib.nullcontext() if skip else pytest.raises(DataError, match=r"part1.npz is damaged"):
             assert len(raw(dataset, list(going))) == N - SIZES[1]
     assert "left out: " in caplog.text and "part1.npz" in caplog.text

@@ -146,8 +146,7 @@ def test_batches_are_normalised_and_of_the_dtype_asked_for(kind: str) -> None:
 
 def answers(pieces: int) -> Callable[[int], int | None]:
     """A master that has one worker."""
-    queue = WorkQueue(pieces)
-    return lambda epoch: queue.next(1, epoch)
+    return WorkQueue(pieces).next
 
 
 @unhurried
@@ -155,78 +154,21 @@ def answers(pieces: int) -> Callable[[int], int | None]:
 def test_a_queue_gives_each_sample_once_whoever_is_quicker(n: int, chunk: int, batch: int, turns: list[int]) -> None:
     whole = dataset(n).queued(chunk)
     queue = whole.work_queue(seed=3)
-
-    def ask_as(worker: int) -> Callable[[int], int | None]:
-        return lambda epoch: queue.next(worker, epoch)
-
-    feeds = [whole.queue_feed(ask_as(worker), batch, seed=3) for worker in range(5)]
+    feeds = [whole.queue_feed(queue.next, batch, seed=3) for _ in range(5)]
     for epoch in (0, 1):
         going = {worker: feed.epoch(epoch) for worker, feed in enumerate(feeds)}
         made = [batch for worker in turns for batch in [next(going[worker], None)] if batch is not None]
         for rest in going.values():
             made += rest
-        assert sorted(numbers_in(made)) == list(range(n)) and queue.done(epoch)
+        assert sorted(numbers_in(made)) == list(range(n)) and queue.next(epoch) is None
         assert all(len(b.labels) == b.total <= min(batch, chunk) for b in made)
     assert not any(feed.together or feed.steps for feed in feeds)
 
 
-@unhurried
-@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
-def test_what_a_dead_worker_had_is_done_by_the_others(n: int, turns: list[tuple[int, bool]]) -> None:
-    queue = WorkQueue(n)
-    whole = dataset(n).queued(1)
-    going: dict[int, Iterator[Batch]] = {}
-    begun: dict[int, list[int]] = {}
-    trained: Counter[int] = Counter()
-
-    def turn(worker: int) -> bool:
-        """Train on one batch, which is through when the worker comes for the next."""
-        if worker not in going:
-            going[worker] = whole.queue_feed(lambda epoch: queue.next(worker, epoch), 1).epoch(0)
-        batch = next(going[worker], None)
-        trained.update(begun.pop(worker, []))
-        if batch is not None:
-            begun[worker] = batch.labels.tolist()
-        return batch is not None
-
-    def dies(worker: int) -> None:
-        going.pop(worker, None)
-        begun.pop(worker, None)
-        queue.give_back(worker)
-
-    for worker, dead in turns:
-        if dead:
-            dies(worker)
-        else:
-            turn(worker)
-    for worker in (1, 2, 3):
-        dies(worker)
-    if 0 not in begun:  # its epoch may have ended before the others died: it begins again
-        going.pop(0, None)
-    while turn(0):
-        pass
-    assert trained == Counter(range(n)) and queue.done(0) and queue.held(0) == []
-
-
-def test_a_queue_knows_who_has_what_and_workers_may_be_in_different_epochs() -> None:
+def test_a_queue_hands_out_each_epoch_by_itself() -> None:
     queue = WorkQueue(2)
-    first, second = queue.next(1, 0), queue.next(2, 0)
-    assert {first, second} == {0, 1} and queue.held(1) == [(0, first)]
-    assert queue.next(1, 0) is None and not queue.done(0)
-    again = queue.next(1, 1)  # it is through with epoch 0, the other is not
-    assert queue.held(1) == [(1, again)] and not queue.done(0)
-    assert queue.next(2, 0) is None and queue.next(2, 0) is None
-    assert queue.done(0) and not queue.done(1) and queue.held(2) == []
-
-
-def test_a_worker_that_was_turned_away_is_given_what_a_dead_one_had() -> None:
-    queue = WorkQueue(2)
-    lost = queue.next(1, 0)
-    feed = dataset(2).queued(1).queue_feed(lambda epoch: queue.next(2, epoch), batch_size=1)
-    going = feed.epoch(0)
-    next(going)  # it has asked for another one by now, and there was none
-    assert queue.give_back(1) == [(0, lost)]
-    assert len(list(going)) == 1 and queue.done(0)
+    handed = [queue.next(epoch) for epoch in (0, 1, 0, 0, 1, 1)]
+    assert {handed[0], handed[2]} == {handed[1], handed[4]} == {0, 1} and handed[3] is handed[5] is None
 
 
 def refused(words: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:

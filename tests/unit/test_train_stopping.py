@@ -58,6 +58,17 @@ def test_early_stopping_waits_for_so_many_epochs(rule: str, losses: list[float],
     assert first == stops
 
 
+@pytest.mark.parametrize("rule", ["val_loss,~<,2", "val_loss,~>,2", "loss,~<,2", "loss,~>,2"])
+def test_training_that_diverges_gets_no_better(rule: str) -> None:
+    sound, *diverged = rows([1.0, math.nan, math.nan])
+    for row in diverged:
+        row.loss = math.nan
+    stopping = EarlyStopping.parse(rule)
+    assert stopping.reason([sound, *diverged[:1]]) is None
+    assert "(epoch 1) for 2 epochs" in (stopping.reason([sound, *diverged]) or "")
+    assert Target.parse("val_loss,<,9").reason(diverged) is None
+
+
 def test_the_reason_says_which_value_was_the_best() -> None:
     reason = EarlyStopping.parse("val_loss,~<,2").reason(rows([3, 0.5, 1, 2]))
     assert reason == "val_loss has not become smaller than 0.5 (epoch 2) for 2 epochs"
