@@ -35,8 +35,12 @@ $(VENV)/.done: requirements.lock pyproject.toml
 report: setup
 	@$(BIN)/labkit report notebooks/*.ipynb --out reports
 
+# The tests within one process share the cores; those with ranks, which fill them, come one by one.
 test: setup
-	@$(BIN)/python -m pytest
+	@status=0; \
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile || status=1; \
+	$(BIN)/python -m pytest tests --ignore tests/unit || status=1; \
+	exit $$status
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -30,8 +30,8 @@ DEFAULTS: dict[str, Any] = {
 }
 _OWN = {"learning_rate": None, "momentum": None, "optimizer": None}
 OF_METHOD: dict[str, dict[str, Any]] = {
-    "easgd": _OWN,
-    "gem": _OWN,
+    "easgd": _OWN | {"epochs": 3},
+    "gem": _OWN | {"epochs": 3},
     "matrices": _OWN | {"epochs": 8, "model": "dnn"},
 }
 """Defaults of a method that are not those of all; None: what the method's function has."""
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--backend", choices=("mpi", "gloo", "nccl"), default="mpi", help="what carries the gradients (mpi)")
     add("--batch-size", type=batch_size, metavar="B", help="images of one rank at a step, or auto: as suits (128)")
-    add("--epochs", type=positive, metavar="E", help="rounds through the training set (1)")
+    add("--epochs", type=positive, metavar="E", help="rounds through the training set (1; easgd, gem: 3; matrices: 8)")
     add("--init-method", default=DEFAULT_INIT_METHOD, metavar="URL", help="where gloo and nccl ranks meet")
     add("--learning-rate", type=rate, metavar="LR", help="step length (0.001; easgd, gem, matrices: their own)")
     add("--method", choices=METHOD_NAMES, default="synchronous", help="how the ranks train together (synchronous)")
