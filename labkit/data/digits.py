@@ -7,6 +7,8 @@ They are 8×8 images of the test part of the UCI set "Optical Recognition of Han
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from .tensors import Tensors
 __all__ = ["DEFAULT_SIZE", "load_digits"]
 
 DEFAULT_SIZE = 10_000
-TEST_IMAGES = 360  # a fifth of the 1,797, in the classes' proportions
+TEST_SHARE = 5  # every fifth image of a class is for the test: 360 of the 1,797
 INNER = 24  # the digit, in a frame of 28: room to shift it without cutting it off
 FRAME = 28
 DEGREES, SCALE, SHIFT = 12.0, 0.12, 2.0  # the most an augmented copy is turned, scaled, shifted (pixels)
@@ -31,17 +33,14 @@ def load_digits(size: int | None, seed: int) -> Dataset:
     images. Up to 1,437 training images are originals; the rest are copies turned by at most 12°, scaled by
     at most 12 % and shifted by at most 2 pixels, drawn by `seed`. The test images are enlarged only.
     """
-    from sklearn import datasets
-    from sklearn.model_selection import train_test_split
-
-    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = _read()
     # The split is the same for every seed: accuracies stay comparable.
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=TEST_IMAGES, stratify=labels, random_state=0
-    )
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).numpy()
+    by_class = shuffled[labels[shuffled].argsort(kind="stable")]
+    tested, trained = by_class[::TEST_SHARE], np.delete(by_class, slice(None, None, TEST_SHARE))
     size = DEFAULT_SIZE if size is None else size
     generator = torch.Generator().manual_seed(seed)
-    originals, answers = _enlarge(train_x), torch.as_tensor(train_y, dtype=torch.int64)
+    originals, answers = _enlarge(images[trained]), torch.as_tensor(labels[trained])
     order = torch.randperm(len(originals), generator=generator)
     kept = order[:size]
     # Whole rounds over the originals, so that each has as many copies as any other, give or take one.
@@ -50,11 +49,25 @@ def load_digits(size: int | None, seed: int) -> Dataset:
     if len(copied):
         pieces.append(_augment(originals[copied], generator))
     train = Tensors(_to_uint8(torch.cat(pieces)), answers[torch.cat((kept, copied))])
-    test = Tensors(_to_uint8(_enlarge(test_x)), torch.as_tensor(test_y, dtype=torch.int64), train.mean, train.std)
+    test = Tensors(_to_uint8(_enlarge(images[tested])), torch.as_tensor(labels[tested]), train.mean, train.std)
     source = f"scikit-learn's {len(images):,} handwritten digits of 8×8, enlarged to {FRAME}×{FRAME}"
     if len(copied):
         source += f"; {len(kept):,} training images are originals, {len(copied):,} altered copies (seed {seed})"
     return Dataset("digits", train, test, tuple("0123456789"), f"{source}; test images unaltered")
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images, N×64 with values 0…16, and their labels, in the order of the file."""
+    # Importing scikit-learn takes a second on each rank, and all that is needed of it is this file.
+    package = find_spec("sklearn")
+    table = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
+    if table is not None and table.is_file():
+        rows = np.loadtxt(table, delimiter=",", dtype=np.int64)
+        return rows[:, :-1], rows[:, -1]
+    from sklearn.datasets import load_digits as read
+
+    images, labels = read(return_X_y=True)
+    return images, labels.astype(np.int64)
 
 
 def _enlarge(flat: np.ndarray) -> torch.Tensor:

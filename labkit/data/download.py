@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ SOCKET_S = 10.0
 """How long a download may stand still."""
 LOCK_S = 900.0
 """How long a rank waits for another one that downloads."""
+MIRRORS: dict[str, Sequence[str]] = {
+    "MNIST": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+    "FashionMNIST": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "cifar-10-batches-py": ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+}
+"""By folder, the same addresses as torchvision's: whether one answers is asked before the seconds of its import."""
 
 
 def cache_folder() -> Path:
@@ -50,10 +56,10 @@ def fetch(find_class: Callable[[], type[Any]], folder: str, cache: Path) -> None
     Parameters
     ----------
     find_class
-        Returns torchvision's class, which knows the mirrors and the checksums. Only the process that
-        downloads calls it, since importing torchvision takes seconds.
+        Returns torchvision's class, which knows files and checksums. Only the process that downloads calls it, since
+        importing torchvision takes seconds.
     folder
-        The folder that it makes.
+        The folder that it makes, one of `MIRRORS`.
     cache
         Where that folder goes.
 
@@ -75,6 +81,9 @@ def fetch(find_class: Callable[[], type[Any]], folder: str, cache: Path) -> None
             if failed.exists() and failed.stat().st_mtime >= asked:
                 raise NotAvailableError(failed.read_text())
             try:
+                reason = _unreachable(MIRRORS[folder])
+                if reason:
+                    raise NotAvailableError(f"it could not be downloaded ({reason})")
                 _download(find_class(), folder, cache)
             except NotAvailableError as error:
                 failed.write_text(str(error))
@@ -91,10 +100,6 @@ def fetch(find_class: Callable[[], type[Any]], folder: str, cache: Path) -> None
 
 
 def _download(dataset: type[Any], folder: str, cache: Path) -> None:
-    mirrors = list(getattr(dataset, "mirrors", None) or [dataset.url])
-    reason = _unreachable(mirrors)
-    if reason:
-        raise NotAvailableError(f"it could not be downloaded ({reason})")
     for left_over in cache.glob(f".{folder}.partial-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(left_over, ignore_errors=True)
     log.warning("downloading %s to %s", folder, cache)
@@ -107,7 +112,7 @@ def _download(dataset: type[Any], folder: str, cache: Path) -> None:
         os.replace(Path(partial) / folder, cache / folder)
 
 
-def _unreachable(mirrors: list[str]) -> str | None:
+def _unreachable(mirrors: Sequence[str]) -> str | None:
     """Return why none of the mirrors answers within `REACHABLE_S`, or None when one does.
 
     Asked in threads: looking up a name without a network can take much longer than any socket timeout, and

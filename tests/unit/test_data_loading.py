@@ -23,7 +23,7 @@ import torch
 import torchvision
 
 from labkit import data
-from labkit.data import DataError, NotAvailableError, download
+from labkit.data import DataError, NotAvailableError, digits, download
 from labkit.data.datasets import KNOWN
 from labkit.telemetry import facts
 
@@ -58,6 +58,8 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+    for folder in download.MIRRORS:
+        monkeypatch.setitem(download.MIRRORS, folder, [nobody])
     for name in ("MNIST", "FashionMNIST"):
         monkeypatch.setattr(getattr(torchvision.datasets, name), "mirrors", [nobody])
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", f"{nobody}cifar-10-python.tar.gz")
@@ -99,6 +101,22 @@ def test_a_folder_without_this_data_set_leaves_it_to_the_cache(tmp_path: Path) -
     write_mnist(tmp_path / "given")
     dataset = data.load("fashion-mnist", root=tmp_path / "given")
     assert dataset.classes[9] == "Ankle boot" and "cache" in dataset.source
+
+
+def test_the_mirrors_are_torchvisions() -> None:
+    """In a process of its own, where nothing is replaced; and without a network torchvision is not imported."""
+    program = f"""
+import sys
+from labkit import data
+from labkit.data.download import MIRRORS
+ours = dict(MIRRORS)
+MIRRORS.update(dict.fromkeys(MIRRORS, ["{download.MIRRORS["MNIST"][0]}"]))
+assert data.load("auto", size=9).name == "digits" and "torchvision" not in sys.modules
+from torchvision.datasets import CIFAR10, MNIST, FashionMNIST
+found = [*MNIST.mirrors], [*FashionMNIST.mirrors], [CIFAR10.url]
+assert [*map(list, ours.values())] == [*found]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 
 def test_the_class_names_are_torchvisions() -> None:
@@ -210,6 +228,16 @@ def test_auto_takes_mnist_where_it_is(tmp_path: Path) -> None:
     assert data.load("auto", root=tmp_path).name == "mnist"
 
 
+def test_digits_are_read_without_importing_scikit_learn_where_its_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; from labkit import data; data.load('digits', size=9); sys.exit('sklearn' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    by_file = data.load("digits", size=1437)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    by_library = data.load("digits", size=1437)
+    assert torch.equal(by_file.train.images, by_library.train.images)
+    assert torch.equal(by_file.test.labels, by_library.test.labels) and len(by_file.test) == 360
+
+
 def test_auto_falls_back_to_digits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     dataset = data.load("auto", size=100)
     assert dataset.name == "digits" and dataset.source.startswith("in place of MNIST: scikit-learn's 1,797")
@@ -228,7 +256,7 @@ def test_a_mirror_that_accepts_and_never_answers_is_given_up(monkeypatch: pytest
     monkeypatch.setattr(download, "REACHABLE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mirror = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [mirror])
+        monkeypatch.setitem(download.MIRRORS, "MNIST", [mirror])
         with pytest.raises(NotAvailableError, match=r"timed out|no answer from"):
             data.load("mnist")
 
@@ -271,6 +299,7 @@ def published(monkeypatch: pytest.MonkeyPatch, folder: Path, cut_at: int | None 
         (name, hashlib.md5((folder / name).read_bytes()).hexdigest())
         for name, _ in torchvision.datasets.MNIST.resources
     ]
+    monkeypatch.setitem(download.MIRRORS, "MNIST", [server.url])
     monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [server.url])
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
     return server
@@ -314,6 +343,8 @@ import sys, torchvision
 torchvision.datasets.MNIST.mirrors = [sys.argv[1]]
 torchvision.datasets.MNIST.resources = [tuple(pair.split("=")) for pair in sys.argv[2:]]
 from labkit import data
+from labkit.data.download import MIRRORS
+MIRRORS["MNIST"] = [sys.argv[1]]
 print(data.load("mnist").source.split()[0])
 """
 
