@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mpi4py import MPI
 
 from labkit.cluster.deadlock import Seen
+from labkit.comm.mpi import MPI  # mpi4py's own import leaves shared memory where mpiexec did not start the process
 from labkit.comm.watched_calls import Call
 from labkit.comm.watched_groups import Group
 from labkit.comm.watched_sizes import MOST, pickled
