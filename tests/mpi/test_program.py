@@ -74,7 +74,8 @@ def test_under_mpiexec_it_prints_settings_ranks_in_order_and_times() -> None:
 
 @pytest.mark.timeout(300)
 def test_three_ranks_end_where_one_does_with_three_times_the_batch(tmp_path: Path) -> None:
-    options = [*QUICK, "--optimizer", "sgd", "--learning-rate", "0.05", "--epochs", "2"]
+    # Small steps: with larger ones the rounding can come to decide which of two pixels is the larger.
+    options = [*QUICK, "--optimizer", "sgd", "--learning-rate", "0.01", "--epochs", "2"]
     together, alone = tmp_path / "together.json", tmp_path / "alone.json"
     status, _, err = under_mpiexec(3, *options, "--batch-size", "10", "--save-history", str(together))
     assert status == 0, err
@@ -85,8 +86,8 @@ def test_three_ranks_end_where_one_does_with_three_times_the_batch(tmp_path: Pat
     assert ours.world_size == 3 and theirs.world_size == 1
     assert theirs.versions["transport"] == "one process"  # Open MPI alone would leave a segment in /dev/shm
     for row, expected in zip(ours.epochs, theirs.epochs, strict=True):
-        assert row.loss == pytest.approx(expected.loss, abs=1e-5)
-        assert row.test_loss == pytest.approx(expected.test_loss, abs=1e-5)
+        assert row.loss == pytest.approx(expected.loss, abs=1e-6)
+        assert row.test_loss == pytest.approx(expected.test_loss, abs=1e-6)
         assert row.replica_difference == 0
 
 
