@@ -17,14 +17,16 @@ REDRAW_S = 0.2
 
 
 def rank_text(cell: Cell) -> str:
-    """Everything the ranks wrote, in rank order, each line with its rank in front."""
+    """What the ranks wrote, in rank order, each line with its rank in front; a longer warning of several ranks once."""
     width = len(str(max(cell.results)))
     lines: list[str] = []
+    warned: dict[str, int] = {}
     for rank in cell.results:
         mark = f"rank {rank:>{width}} │ "
-        written = cell.text(rank, "stdout") + cell.text(rank, "stderr")
-        # A progress bar rewrites its line: only what stands at the end of it is shown.
-        own = [line.rsplit("\r", 1)[-1] for line in written.replace("\r\n", "\n").splitlines()]
+        own, warning = written(cell.text(rank, "stdout")), cell.text(rank, "stderr")
+        first = warned.setdefault(warning, rank)
+        said = written(warning)
+        own += said if first == rank or len(said) < 2 else [f"the same {len(said)} lines on stderr as rank {first}"]
         for bundle in cell.displays(rank):
             if is_plain(bundle):
                 own += str(bundle["data"].get("text/plain", "")).splitlines()
@@ -32,6 +34,11 @@ def rank_text(cell: Cell) -> str:
             own = [f"… {len(own) - SHOWN_LINES:,} lines before, see lab.last", *own[-SHOWN_LINES:]]
         lines += [mark + line for line in own]
     return "\n".join(lines)
+
+
+def written(text: str) -> list[str]:
+    """Return the lines of `text`. A progress bar rewrites its line: only what stands at the end of it is shown."""
+    return [line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").splitlines()]
 
 
 def is_plain(bundle: dict[str, Any]) -> bool:

@@ -112,6 +112,16 @@ def test_long_output_is_cut_and_a_progress_bar_shows_its_end(lab: Lab) -> None:
     assert lines[-1] == "rank 0 │ 100 %"
 
 
+def test_a_warning_of_several_lines_is_shown_once_whichever_ranks_give_it(lab: Lab) -> None:
+    code = (
+        "import sys\nprint(f'alone\\non {mpi_rank}' if mpi_rank == 1 else 'the\\nsame', file=sys.stderr)\nprint('out')"
+    )
+    text = rank_text(lab.run(code, show=False))
+    first = "rank 0 │ out\nrank 0 │ the\nrank 0 │ same\nrank 1 │ out\nrank 1 │ alone\nrank 1 │ on 1\n"
+    assert text == f"{first}rank 2 │ out\nrank 2 │ the same 2 lines on stderr as rank 0"
+    assert rank_text(lab.run("print('brief', file=sys.stderr)", show=False)).count("brief") == 3
+
+
 def test_ranks_are_named_as_a_person_would() -> None:
     assert [rank_list(ranks) for ranks in ([2], [0, 1], [0, 1, 2, 3], [0, 2, 3])] == [
         "rank 2",
