@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from labkit import comm
+from labkit import comm, data
 from labkit.data import Dataset, from_tensors, share
 from labkit.train import (
     CNN,
@@ -21,11 +24,14 @@ from labkit.train import (
     MPITransport,
     TorchTransport,
     TrainError,
+    load_checkpoint,
     matrices,
     replica_differences,
     single,
 )
 from labkit.train.matrices import collect, scatter
+from labkit.train.validation import validate_shared
+from tests.unit.sample_files import write_idx
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +117,47 @@ def test_the_textbooks_recipe_is_gradient_descent_on_all_samples() -> None:
                 parameter.grad = None
     assert len(history.steps) == len(history.epochs) == 20 and farthest(model, reference) <= 1e-6
     assert history.settings["batch_size"] == -(-31 // comm.size)
+
+
+@pytest.fixture
+def fashion() -> Iterator[Path]:
+    """Files as Fashion-MNIST's: each class is a bright row of pixels in noise. Written by rank 0, read by all."""
+    with tempfile.TemporaryDirectory() as mine:
+        root = Path(comm.broadcast_object(mine, src=0))
+        if comm.rank == 0:
+            raw = root / "FashionMNIST" / "raw"
+            raw.mkdir(parents=True)
+            generator = np.random.default_rng(0)
+            for part, n in (("train", 203), ("t10k", 50)):
+                labels = generator.permutation(n).astype(np.uint8) % 10
+                images = generator.integers(0, 60, (n, 28, 28), dtype=np.uint8)
+                images[np.arange(n), 2 + 2 * labels] = 250
+                write_idx(raw / f"{part}-images-idx3-ubyte.gz", images, labels)
+        comm.barrier()
+        yield root
+        comm.barrier()
+
+
+def test_fashion_mnist_by_the_textbooks_recipe(fashion: Path) -> None:
+    """60 iterations at 0.1, the best by the samples held back is tested once: as one process finds it."""
+    choosing, test = data.load("fashion-mnist", fashion).split(validation=40)
+    assert (choosing.samples, len(choosing.test), len(test)) == (163, 40, 50) and choosing.classes[9] == "Ankle boot"
+    settings = {"epochs": 60, "lr": 0.1, "momentum": 0}
+    torch.manual_seed(0)
+    model, reference = (DNN(1, 28, 10, (12, 12)).double() for _ in range(2))
+    reference.load_state_dict(model.state_dict())
+    history = train(model, choosing, checkpoint=fashion / "run", **settings)
+    single(reference, choosing, batch_size=163, progress=False, device="cpu", **settings)
+    assert farthest(model, reference) <= 1e-6
+    scores = [row.test_accuracy for row in history.epochs]
+    assert len(scores) == 60 and history.epochs[-1].loss < history.epochs[0].loss
+    best = load_checkpoint(fashion / "run", "best")
+    assert best["epoch"] == 1 + scores.index(max(scores))
+    model.load_state_dict(best["model"])
+    _, accuracy = validate_shared(model, choosing.test, functional.nll_loss, MPITransport())
+    assert accuracy == pytest.approx(max(scores))
+    loss, _ = validate_shared(model, test, functional.nll_loss, MPITransport())
+    assert loss < math.log(10)  # that of guessing
 
 
 def test_only_the_root_reads_training_samples() -> None:
