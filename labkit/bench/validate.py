@@ -20,15 +20,15 @@ DOCUMENT_SAVED, DOCUMENT_SHARE = 100 * 65 / 313, 100 * 89 / 313
 
 
 def run(*, quick: bool = False, ranks: Sequence[int] = RANKS) -> Outcome:
-    """Measure all ways in turn: a few epochs of LeNet on digits or MNIST, one thread a rank (`quick`: few rounds).
+    """Measure all ways in turn: twelve epochs of LeNet on digits or MNIST, one thread a rank (`quick`: few rounds).
 
     The test set is so large that the test on rank 0 takes about as large a share of the run as in the document.
     "saved_percent" is how much shorter the whole run is than with the test inline, in the same round; the wait for
     the last test is in it. "test_percent" is the share of the run in which training stood still for the test, "none" a
     run without one, and "D1_saved" and "D1_test" are the document's figures. What can be saved depends on the cores:
     the test is as much work as before, and where the ranks fill all cores it can only be spread over them, so 2 ranks
-    on 2 cores save at most half of the test's share, by either way. All of it, as a master on a GPU nearly does in the
-    document, needs a core that is free.
+    on 2 cores save about half of the test's share at most, by either way. All of it, as a master on a GPU nearly does
+    in the document, needs a core that is free.
 
     Raises
     ------
