@@ -30,6 +30,8 @@ class CellRunner(Ranks):
         self.deadline = deadline
         self.setup: list[tuple[str, list[int] | None]] = []
         self.after_cell: list[Callable[[], None]] = []
+        self._recovery_due = False
+        """A cell was ended, and the ranks still have the communicators that were revoked for it."""
 
     def _act_on_death(self) -> None:
         """Do what is to be done when a rank's process has ended."""
@@ -105,8 +107,8 @@ class CellRunner(Ranks):
                 ended=lambda: self._alarm.reason,
             )
         except (CellError, CellInterrupted) as problem:
-            if not problem.stuck:
-                self._recover()
+            self._recovery_due = True
+            self._recover_once_idle()
             if show and isinstance(problem, DeadlockError):
                 show_graph(problem.proof)
             raise
@@ -146,6 +148,7 @@ class CellRunner(Ranks):
                 f"{rank_list(busy).capitalize()} {'is' if len(busy) == 1 else 'are'} still at work on an earlier cell.",
                 cure="lab.wait(), lab.interrupt(), or lab.restart()",
             )
+        self._recover_once_idle()
         return {rank: engines[rank] for rank in wanted}
 
     def push(self, ranks: Sequence[int] | None = None, **variables: Any) -> None:
@@ -171,15 +174,22 @@ class CellRunner(Ranks):
     def interrupt(self) -> None:
         """Send Ctrl-C to every rank that is at work, and wait for it to come back."""
         if self.last is not None and self.last.pending:
+            self._recovery_due = True
             bring_back(self.last, self._watch)
             stuck = stuck_ranks(self.last, self._watch)
             if stuck:
                 who = "; ".join(f"rank {rank} is {why}" for rank, why in stuck.items())
                 raise ClusterError(f"Not every rank came back: {who}.", "lab.restart()")
+        self._recover_once_idle()
+
+    def _recover_once_idle(self) -> None:
+        """Recover from a cell that was ended, unless a rank is still in it: one that was stopped may be back later."""
+        if self._recovery_due and not (self.last is not None and self.last.pending):
+            self._recovery_due = False
             self._recover()
 
     def _recover(self) -> None:
-        """After a failed cell: all ranks on a fresh communicator, so that no half-done message meets the next cell."""
+        """All ranks on a fresh communicator, so that no half-done message meets the next cell."""
         if healing.gone(self._world):
             if self.on_death:
                 try:

@@ -95,6 +95,19 @@ def test_a_stopped_rank_can_be_resumed_or_replaced(lab: Lab) -> None:
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
 
+def test_a_stopped_rank_that_comes_back_by_itself_is_on_a_fresh_communicator(lab: Lab) -> None:
+    lab.run(PREPARE + "\nimport os\nfrom mpi4py import MPI\nx = np.ones(10)")
+    stop = "if comm.rank == 1: os.kill(os.getpid(), 19)"
+    with pytest.raises(CellDeadlineError) as caught:
+        lab.run(f"{stop}\nMPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)", show=False, deadline=1.0)
+    assert list(caught.value.stuck) == [1]
+    lab.resume(1)
+    cell = lab.last
+    assert cell is not None
+    assert eventually(lambda: not cell.pending)
+    assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
+
+
 def test_healing_waits_for_nobody_who_is_at_work(lab: Lab) -> None:
     lab.run("import time; time.sleep(600)", ranks=[0], block=False)
     os.kill(lab.ranks[2].pid, signal.SIGKILL)

@@ -114,7 +114,7 @@ def test_output_is_shown_while_the_cell_still_runs() -> None:
                 time.sleep(0.02)
             print("second")"""
             client.execute_interactive(textwrap.dedent(cell), timeout=30, output_hook=note)
-        assert shown[0].splitlines()[0] == "rank 0 │ first"
+        assert shown[0].splitlines()[0] in ("rank 0 │ first", "rank 1 │ first")  # whoever was heard first
         assert "second" not in shown[0]
         assert shown[-1] == "rank 0 │ first\nrank 0 │ second\nrank 1 │ first\nrank 1 │ second"
         client.execute_interactive("lab.stop()", timeout=30)
