@@ -30,7 +30,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank as it introduced itself: its engine id, process and what it computes on."""
+    """One rank as it introduced itself: its engine id, process and what it computes on.
+
+    `rejoined`: it was started again in place of one that was gone, and talks by TCP.
+    """
 
     rank: int
     engine: int
@@ -39,6 +42,7 @@ class RankInfo:
     device: str
     threads: int
     mpi: str
+    rejoined: bool = False
 
     def process(self) -> psutil.Process | None:
         """Its process, None when it is gone."""
@@ -191,9 +195,8 @@ def introductions(client: Client, session: Session, engines: list[int] | None = 
     marks = {mark.pid for mark in session.processes}
     for engine, answer in zip(engines, answers, strict=True):
         rank = answer["rank"]
-        infos.append(
-            RankInfo(rank, engine, answer["host"], answer["pid"], answer["device"], answer["threads"], answer["mpi"])
-        )
+        told = {name: answer[name] for name in ("host", "pid", "device", "threads", "mpi", "rejoined")}
+        infos.append(RankInfo(rank, engine, **told))
         session.mpi = answer["mpi"]
         session.segments = sorted({*session.segments, *answer["segments"]})
         for pid, role in (

@@ -37,6 +37,7 @@ def introduce() -> dict[str, Any]:
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     # A world that lost ranks or got them back is labkit's; before its first use, loading labkit.comm would cost time.
     ours = sys.modules.get("labkit.comm.communicator")
+    recovery = sys.modules.get("labkit.comm.recovery")
     rank = ours.rank_and_size()[0] if ours else MPI.COMM_WORLD.rank
     return {
         "rank": rank,
@@ -46,6 +47,7 @@ def introduce() -> dict[str, Any]:
         "device": f"cuda:{rank % gpus}" if gpus else "cpu",
         "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0)),
         "mpi": mpi_library(),
+        "rejoined": recovery is not None and recovery.has_rejoined(),
         "segments": mapped_segments(),
     }
 

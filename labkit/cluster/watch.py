@@ -19,6 +19,7 @@ from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterru
 from labkit.cluster.deadlock import RAW, Verdict, verdict
 from labkit.cluster.errors import ClusterError
 from labkit.cluster.seen import Condition, Seen, describe, rank_list, stragglers
+from labkit.cluster.traffic import Traffic
 from labkit.cluster.wardens import Wardens
 from labkit.telemetry.states import RankState
 
@@ -57,6 +58,7 @@ class Watch:
         self.ranks = ranks
         self.wardens = wardens
         self._processes = {info.rank: info.process() for info in ranks}
+        self.traffic = Traffic(self._processes.values(), any(info.rejoined for info in ranks))
 
     def seen(self, cell: Cell | None) -> dict[int, Seen]:
         """Every rank at this moment; `cell` is the one that runs, if any does."""
@@ -239,7 +241,7 @@ def bring_back(cell: Cell, watch: Watch) -> None:
             if now > began + SILENT_S:
                 cell.interrupt([rank for rank in pending if pids[rank] not in heard])
             interrupt_at = now + AGAIN_AFTER_S
-        if now >= revoke_at:
+        if now >= revoke_at and watch.traffic.allows_revoking(now - began):
             # On all ranks of the world: each revokes its own, so that none depends on another's help.
             watch.wardens.ask(pids.values(), "free", timeout_s=0.2)
             revoke_at = now + AGAIN_AFTER_S

@@ -14,7 +14,9 @@ from labkit.comm import watched
 from labkit.comm.communicator import adopt, base
 from labkit.comm.mpi import MPI
 
-__all__ = ["rejoin", "respawn", "shrink"]
+__all__ = ["has_rejoined", "rejoin", "respawn", "shrink"]
+
+_rejoined = False
 
 
 def shrink(generation: int) -> None:
@@ -41,12 +43,19 @@ def respawn(command: str, arguments: list[str], missing: list[int], generation: 
 
 def rejoin() -> None:
     """In a process that `respawn` started: take the place of a missing rank. Raw calls are watched there, too."""
+    global _rejoined
+    _rejoined = True
     watched.install()
     bridge = MPI.Comm.Get_parent()
     merged = bridge.Merge(high=True)
     bridge.Free()
     plan, index = merged.bcast(None)
     _complete(merged, plan, index + 1, plan.missing[index])
+
+
+def has_rejoined() -> bool:
+    """Whether this process has taken a missing rank's place. It and the others talk by TCP."""
+    return _rejoined
 
 
 class _Plan(NamedTuple):

@@ -93,18 +93,27 @@ def test_a_stopped_rank_can_be_resumed_or_replaced(lab: Lab) -> None:
     assert all("SIGSTOP" in why for why in caught.value.stuck.values())
     assert lab.replace(1) == [1]
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
+    # The new rank talks by TCP, piece by piece: nobody is freed while it is stopped in the middle of a message.
+    lab.run("import os, threading\nfrom mpi4py import MPI\nx = np.ones(11_000_000, np.float32)")
+    with pytest.raises(CellDeadlineError) as caught:
+        lab.run(f"{stop}\nwhile True: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x, MPI.MAX)", show=False, deadline=0.5)
+    assert 1 in caught.value.stuck
+    assert all("SIGSTOP" in why for why in caught.value.stuck.values())
+    lab.resume(1)
+    lab.interrupt()
+    assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
 
 def test_a_stopped_rank_that_comes_back_by_itself_is_on_a_fresh_communicator(lab: Lab) -> None:
     lab.run(PREPARE + "\nimport os\nfrom mpi4py import MPI\nx = np.ones(10)")
     stop = "if comm.rank == 1: os.kill(os.getpid(), 19)"
-    with pytest.raises(CellDeadlineError) as caught:
-        lab.run(f"{stop}\nMPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)", show=False, deadline=1.0)
-    assert list(caught.value.stuck) == [1]
+    cell = lab.run(f"{stop}\nMPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)", block=False)
+    assert eventually(lambda: [row.state for row in lab.status()] == ["waiting", "stopped", "waiting"]), lab
+    with pytest.raises(ClusterError, match=r"rank 1 is stopped by a signal"):
+        lab.interrupt()
+    assert eventually(lambda: cell.pending == [1]), lab
     lab.resume(1)
-    cell = lab.last
-    assert cell is not None
-    assert eventually(lambda: not cell.pending)
+    assert eventually(lambda: not cell.pending), lab
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
 

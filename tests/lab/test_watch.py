@@ -123,10 +123,11 @@ dist.destroy_process_group()
 """
     lab.run(code, block=False)
     try:
-        assert eventually(lambda: [row.state for row in lab.status()] == ["waiting", "computing", "waiting"], 60)
-        rows = lab.status()
-        assert rows[0].doing.startswith("torch.distributed.recv(src=1, tag=0), cell line 8")
-        assert rows[2].doing.startswith("torch.distributed.barrier(), cell line 9")
+        seen = "torch.distributed.recv(src=1, tag=0), cell line 8", "", "torch.distributed.barrier(), cell line 9"
+        assert eventually(
+            lambda: all(row.doing.startswith(text) for row, text in zip(lab.status(), seen, strict=True)), 60
+        )
+        assert [row.state for row in lab.status()] == ["waiting", "computing", "waiting"]
     finally:
         (tmp_path / "go").touch()
     lab.wait()
