@@ -79,6 +79,6 @@ def _goals(ranks: int, measured: dict[str, Any]) -> list[Goal]:
         name = f"{ranks} ranks: % of the run that distributed saves"
         goals.append(Goal(name, saved["distributed"], DISTRIBUTED_SAVES, at_most=False))
     if measured["free_cores"] > 0:
-        name = f"{ranks} ranks: % of the run that a thread saves, at least as in D1"
+        name = f"{ranks} rank{'s' if ranks > 1 else ''}: % of the run that a thread saves, at least as in D1"
         goals.append(Goal(name, saved["thread"], DOCUMENT_SAVED, at_most=False))
     return goals

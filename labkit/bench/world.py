@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import select
@@ -47,10 +48,11 @@ def _show(world: subprocess.Popen[str], limit_s: float) -> None:
     each of them, and mpiexec takes the second one for an order to drop everything, its shared memory included.
     """
     assert world.stdout is not None
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may end within a character
     deadline = time.monotonic() + limit_s
     while select.select([world.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
         if not (said := os.read(world.stdout.fileno(), 65536)):
             world.wait(max(0.0, deadline - time.monotonic()))
             return
-        print(said.decode(errors="replace"), end="", file=sys.stderr, flush=True)
+        print(decode(said), end="", file=sys.stderr, flush=True)
     raise subprocess.TimeoutExpired(world.args, limit_s)

@@ -197,10 +197,10 @@ def stop(lab: Lab, case: Case, outcome: Outcome) -> None:
     """Rank 1 is stopped in the middle of its messages, named as such, and resumed."""
     began = time.monotonic()
     try:
-        lab.run(case.endless(SOON.format(signal="SIGSTOP")), show=False, deadline=0.6)
+        lab.run(case.endless(SOON.format(signal="SIGSTOP")), show=False, deadline=1.0)
         outcome.wrong.append("the cell ended by itself")
     except CellDeadlineError as problem:
-        outcome.prompt_s = time.monotonic() - began - 0.6
+        outcome.prompt_s = time.monotonic() - began - 1.0
         # Who was in the middle of a long message with it comes back when it goes on.
         if 1 not in problem.stuck or any("SIGSTOP" not in why for why in problem.stuck.values()):
             outcome.wrong.append(f"the stopped rank is not named: {problem}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.bench.world import measure
+from labkit.bench.world import _show, measure
 from labkit.cluster import worlds
 from labkit.cluster.probe import mapped_segments
 from labkit.cluster.worlds import running
@@ -101,3 +101,20 @@ def test_it_ends_at_its_limit_also_while_it_starts(limit_s: float) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         measure(ENDLESS, RANKS, quick=True, limit_s=limit_s)
     assert not psutil.Process().children(recursive=True)
+
+
+# The second byte of a character follows only when the first one has been read.
+HALVES = """
+import fcntl, os, termios
+first, second = "µ".encode()[:1], "µ".encode()[1:]
+os.write(1, first)
+while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):
+    os.sched_yield()
+os.write(1, second)
+"""
+
+
+def test_a_character_that_is_read_in_two_parts_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", HALVES], stdout=subprocess.PIPE, text=True) as world:
+        _show(world, 10)
+    assert capsys.readouterr().err == "µ"
