@@ -167,7 +167,7 @@ class Lab(CellRunner):
         """The ranks are other processes or have other numbers: look at those, and let `anew` report again."""
         self._watch.close()
         self._watch = self._new_watch()
-        self.last = None
+        self.last, self._recovery_due = None, False
         self.prepare(30)
         if self._collector is not None:
             endpoints = self._collector.endpoints

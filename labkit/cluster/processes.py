@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["ProcessMark", "await_end", "lives", "marked", "members", "send", "tied_to_parent"]
+__all__ = ["ProcessMark", "await_end", "lives", "marked", "members", "send", "stopped", "tied_to_parent"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ def lives(process: psutil.Process) -> bool:
     """Whether a process still runs; one that ended but was not reaped by its parent does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stopped(process: psutil.Process) -> bool:
+    """Whether a signal has stopped a process (SIGSTOP)."""
+    try:
+        return bool(process.is_running() and process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import psutil
 
+from labkit.cluster.processes import stopped
+
 __all__ = ["Traffic"]
 
 QUIET_S, QUIET_BYTES = 0.2, 1 << 16
@@ -44,20 +46,12 @@ class Traffic:
         """
         if not self._by_tcp:
             return True
-        if any(stopped(process) for process in self._processes):
+        if any(map(stopped, self._processes)):
             return False
         now, moved = time.monotonic(), sum(map(bytes_moved, self._processes))
         if self._moved is None or abs(moved - self._moved) > QUIET_BYTES:
             self._moved, self._quiet_since = moved, now
         return now > self._quiet_since + QUIET_S or waited_s > QUIET_LIMIT_S
-
-
-def stopped(process: psutil.Process) -> bool:
-    """Whether a signal has stopped it."""
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
 
 
 def bytes_moved(process: psutil.Process) -> int:

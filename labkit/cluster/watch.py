@@ -18,6 +18,7 @@ import psutil
 from labkit.cluster.cells import Cell, CellDeadlineError, CellError, CellInterrupted, DeadlockError, RankFailure
 from labkit.cluster.deadlock import RAW, Verdict, verdict
 from labkit.cluster.errors import ClusterError
+from labkit.cluster.processes import stopped
 from labkit.cluster.seen import Condition, Seen, describe, rank_list, stragglers
 from labkit.cluster.traffic import Traffic
 from labkit.cluster.wardens import Wardens
@@ -84,7 +85,8 @@ class Watch:
 
     def stopped(self, rank: int) -> bool:
         """Whether the rank's process is stopped by a signal."""
-        return bool(self._status(rank) == psutil.STATUS_STOPPED)
+        process = self._processes[rank]
+        return process is not None and stopped(process)
 
     def _status(self, rank: int) -> str:
         process = self._processes[rank]
