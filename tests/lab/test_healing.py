@@ -104,18 +104,19 @@ def test_a_stopped_rank_can_be_resumed_or_replaced(lab: Lab) -> None:
     assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
 
-def test_a_stopped_rank_that_comes_back_by_itself_is_on_a_fresh_communicator(lab: Lab) -> None:
-    lab.run(PREPARE + "\nimport os, signal, time\nfrom mpi4py import MPI\nx = np.ones(10)")
-    # Where another thread takes the signal, the main thread goes on for a moment: it must not reach the call.
-    stop = "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: time.sleep(0.01)"
-    cell = lab.run(f"{stop}\nMPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)", block=False)
-    assert eventually(lambda: [row.state for row in lab.status()] == ["waiting", "stopped", "waiting"]), lab
-    with pytest.raises(ClusterError, match=r"rank 1 is stopped by a signal"):
-        lab.interrupt()
-    assert eventually(lambda: cell.pending == [1]), lab
-    lab.resume(1)
-    assert eventually(lambda: not cell.pending), lab
-    assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
+def test_a_stopped_rank_that_comes_back_by_itself_is_on_a_fresh_communicator() -> None:
+    with labkit.start(3) as lab:  # no rank of which has been started again: the others are freed meanwhile
+        lab.run(PREPARE + "\nimport os, signal, time\nfrom mpi4py import MPI\nx = np.ones(10)")
+        # Rank 1 never reaches the call in which the others wait.
+        stop = "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: time.sleep(0.01)"
+        cell = lab.run(f"{stop}\nMPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)", block=False)
+        assert eventually(lambda: [row.state for row in lab.status()] == ["waiting", "stopped", "waiting"]), lab
+        with pytest.raises(ClusterError, match=r"rank 1 is stopped by a signal"):
+            lab.interrupt()
+        assert eventually(lambda: cell.pending == [1]), lab
+        lab.resume(1)
+        assert eventually(lambda: not cell.pending), lab
+        assert said(lab) == ["0 6.0 0", "1 6.0 10", "2 6.0 20"]
 
 
 def test_healing_waits_for_nobody_who_is_at_work(lab: Lab) -> None:
