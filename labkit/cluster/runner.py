@@ -179,7 +179,11 @@ class CellRunner(Ranks):
             stuck = stuck_ranks(self.last, self._watch)
             if stuck:
                 who = "; ".join(f"rank {rank} is {why}" for rank, why in stuck.items())
-                raise ClusterError(f"Not every rank came back: {who}.", "lab.restart()")
+                stopped = next((rank for rank in stuck if self._watch.stopped(rank)), None)
+                cure = "lab.restart()"
+                if stopped is not None:
+                    cure = f"lab.resume({stopped}) and then lab.interrupt(), or lab.replace({stopped})"
+                raise ClusterError(f"Not every rank came back: {who}.", cure)
         self._recover_once_idle()
 
     def _recover_once_idle(self) -> None:

@@ -2,7 +2,8 @@
 
 Whatever ends a cell early, the way out is the same. Each rank that is still at work gets Ctrl-C, from its own warden;
 that frees Python code and labkit's waits. What is then still blocked is in a raw MPI call, and is freed by revoking
-the communicators (MPI's user-level fault mitigation). The lab then moves all ranks to fresh ones.
+the communicators (MPI's user-level fault mitigation), where no message is under way by TCP (see
+`labkit.cluster.traffic`). The lab then moves all ranks to fresh ones.
 """
 
 from __future__ import annotations
